@@ -19,7 +19,7 @@ from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
 from stream.cli.check_rules import rules_of, text_of
 from stream.cli.evaluate import read_rows
-from stream.cli.options import AsJson, ConfigFile, UsersAreEvents, choose_config, read_config, stop
+from stream.cli.options import AsJson, ConfigFile, UsersAreEvents, choose_config, read_config, stop, write_text
 from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.config.promise import NAMES, bounds, one_day_among_others
@@ -324,15 +324,6 @@ def _amount(settings: Config, units: int) -> str:
     return f"{(Decimal(units) / settings.privacy.ledger_unit[1]).normalize():f}"
 
 
-def _write_sheet(settings: Config, file: Path) -> None:
-    from stream.cli.sheet import as_html, as_markdown
-
-    try:
-        file.write_text((as_html if file.suffix == ".html" else as_markdown)(settings), encoding="utf-8")
-    except OSError as error:
-        stop(f"{file} cannot be written ({error.strerror}); name a file that you may write")
-
-
 def command(
     recording: Annotated[
         list[Path] | None, typer.Argument(metavar="[FILE|FOLDER...]", help="A recording that is to be read by it.")
@@ -356,7 +347,9 @@ def command(
     histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
     rules = rules_of(settings)
     if sheet is not None:
-        _write_sheet(settings, sheet)
+        from stream.cli.sheet import as_html, as_markdown
+
+        write_text(sheet, (as_html if sheet.suffix == ".html" else as_markdown)(settings))
     if as_json:
         report = {"config": str(chosen.file)} | _report(settings, released, histogram)
         typer.echo(json.dumps(report | {"rules": [rule._asdict() for rule in rules]}))

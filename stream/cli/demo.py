@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError
 from redis.exceptions import RedisError
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.demo_services import Demo, Feeding, FeedingError, Setup, start_embedded, start_with_kafka, why_no_kafka
+from stream.cli.demo_services import BUSES, Demo, Feeding, Setup, start_embedded, start_with_kafka, why_no_kafka
 from stream.cli.demo_view import VEHICLES, Releases, report
 from stream.cli.init import for_fleet
 from stream.cli.options import (
@@ -33,7 +33,6 @@ from stream.config import Config
 from stream.config.search import LOCAL
 from stream.embedded import EmbeddedError
 from stream.local import LocalServerError, tail
-from stream.sources.lines import RecordingError
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
 
@@ -45,27 +44,16 @@ _PATIENCE_S = 300.0
 def command(
     config: ConfigFile = None,
     seconds: Annotated[float | None, typer.Option(min=1, help="Stop after so long, once a window is released.")] = None,
-    feed: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Recording to replay. Default: a live city under 'participation', buses under 'values'.",
-        ),
-    ] = None,
     fleet: Annotated[
         int | None,
         typer.Option(min=1, help="Simulate so many buses, by default with what 'hexveil init --vehicles' writes."),
     ] = None,
-    file_format: Annotated[str | None, typer.Option("--format", help="Format of --feed.")] = None,
     kafka: Annotated[
         bool | None,
         typer.Option("--kafka/--no-kafka", help="Run with or without Kafka. Default: with Kafka if it can run."),
     ] = None,
 ) -> None:
     """Run the whole service on this machine and watch releases arrive, until Ctrl-C or --seconds."""
-    is_ours = feed is None and fleet is None
-    if feed is not None and not Path(feed).is_file():
-        stop(f"{feed}: no such file")
     interrupts = Interrupts()
     try:
         with tempfile.TemporaryDirectory(prefix="hexveil-demo-") as folder:
@@ -74,18 +62,14 @@ def command(
                 config = scratch / LOCAL
                 config.write_text(for_fleet(NeighbouringRelation.VALUES, fleet), encoding="utf-8")
                 typer.echo(f"Configuration: what 'hexveil init --vehicles {fleet}' writes", err=True)
-            chosen = choose_config(config, NeighbouringRelation.PARTICIPATION if is_ours else None)
+            chosen = choose_config(config, NeighbouringRelation.PARTICIPATION if fleet is None else None)
             settings = read_config(chosen)
-            named = ["--config", str(chosen.file if config is None else config)] if is_ours or config else []
-            if feed is not None:
-                feeding = Feeding(Path(feed), file_format or settings.feed.format)
-            elif is_ours and settings.relation == NeighbouringRelation.PARTICIPATION:
-                feeding = Feeding(None, "canonical", vehicles=VEHICLES, truth=scratch / "truth.ndjson")
+            named = ["--config", str(chosen.file if config is None else config)] if fleet is None or config else []
+            if fleet is None and settings.relation == NeighbouringRelation.PARTICIPATION:
+                feeding = Feeding(VEHICLES, scratch / "truth.ndjson")
             else:
-                feeding = Feeding(None, "canonical", vehicles=fleet or Feeding.vehicles)
+                feeding = Feeding(fleet or BUSES)
             code = _run(Setup(chosen, settings.relation, named, feeding, scratch), seconds, kafka, interrupts)
-    except (FeedingError, RecordingError) as error:
-        stop(error)
     except LocalServerError as error:
         stop(f"{error}\nWithout Kafka: hexveil demo --no-kafka", UNREACHABLE)
     except (EmbeddedError, LedgerError, RedisError) as error:

@@ -43,13 +43,13 @@ from stream.sources.invented_city import ATTRIBUTION, invented_schedule, streets
 from stream.sources.live_city import LiveCity, Truth
 from stream.sources.messages import Messages
 from stream.sources.places import as_area, as_table, places
-from stream.sources.replay import Replay
 from stream.sources.simulate import Simulation, simulate
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger
 
+BUSES = 300
 _IDLE_TIMEOUT = "8s"
-"""Wall time after which the last window of a recording that has ended is closed."""
+"""Wall time after which a partition without buses holds up no window."""
 _WINDOW_SECONDS = 10
 """How long a window of simulated buses lasts in the demo."""
 _PLACES, _STREETS, _AREA = "places.json", "streets.geojson", "city.geojson"
@@ -57,53 +57,34 @@ _PLACES, _STREETS, _AREA = "places.json", "streets.geojson", "city.geojson"
 _FOLLOW_SECONDS = 0.1
 
 
-class FeedingError(ValueError):
-    """The demo cannot run this source; the message says why and what to do."""
-
-
 @dataclass(frozen=True)
 class Feeding:
-    """The source of the demo: a recording; if ``file`` is None a simulated fleet of so many ``vehicles``; with
-    ``truth``, a live city, which notes there what it knows."""
+    """The source of the demo: a simulated fleet of so many ``vehicles``; with ``truth``, a live city, which notes there
+    what it knows."""
 
-    file: Path | None
-    file_format: str
-    vehicles: int = 300
+    vehicles: int
     truth: Path | None = None
 
     def command(self, config: Config) -> list[str]:
         """Command line of the source."""
-        if self.file is not None:
-            source = ["replay", str(self.file), "--format", self.file_format, "--speed", "max"]
-        elif self.truth is not None:
-            source = ["simulate", "--city", "--vehicles", str(self.vehicles), "--truth", str(self.truth)]
+        if self.truth is not None:
+            source = ["--city", "--truth", str(self.truth)]
         else:
             start = _morning(config.feed.timezone).isoformat(timespec="seconds")
-            source = ["simulate", "--pace", str(_pace(config)), "--start", start, "--vehicles", str(self.vehicles)]
-        return [*source, "--json"]
+            source = ["--pace", str(_pace(config)), "--start", start]
+        return ["simulate", "--vehicles", str(self.vehicles), *source, "--json"]
 
     def simulation(self, feed: FeedConfig) -> Simulation:
         """The simulated fleet."""
-        return Simulation(feed, self.vehicles, _morning_us(feed.timezone))
+        return Simulation(feed, self.vehicles, int(_morning(feed.timezone).timestamp()) * 1_000_000)
 
-    def blocks(self, config: Config) -> tuple[Iterable[Messages], Pacer, int | None]:
-        """The same source in this process: its messages, their pace, and when a simulated one begins (µs UTC).
-
-        Raises :class:`FeedingError` and :class:`stream.sources.lines.RecordingError`.
-        """
+    def blocks(self, config: Config) -> tuple[Iterable[Messages], Pacer, int]:
+        """The same source in this process: its messages, their pace, and when it begins (µs UTC)."""
         if self.truth is not None:
             city = LiveCity(config, self.vehicles, present_us())
             return city.messages(Truth(city, self.truth)), Pacer(1.0, live=True), city.start_us
-        if self.file is None:
-            simulation = self.simulation(config.feed)
-            return simulate(simulation), Pacer(_pace(config), live=True), simulation.start_us
-        if config.relation == NeighbouringRelation.PARTICIPATION:
-            raise FeedingError(
-                "under relation 'participation' it must not depend on the recording which windows are released; name "
-                "its time: "
-                f"hexveil replay {self.file} --offline --from 2017-03-21 --until 2017-03-22 --out releases.ndjson"
-            )
-        return Replay(self.file, self.file_format, config.feed), Pacer(None), None
+        simulation = self.simulation(config.feed)
+        return simulate(simulation), Pacer(_pace(config), live=True), simulation.start_us
 
 
 def _pace(config: Config) -> int:
@@ -114,10 +95,6 @@ def _pace(config: Config) -> int:
 def _morning(timezone: str) -> datetime:
     """Yesterday at six, so that the simulated clock stays behind the real one."""
     return (datetime.now(ZoneInfo(timezone)) - timedelta(days=1)).replace(hour=6, minute=0, second=0, microsecond=0)
-
-
-def _morning_us(timezone: str) -> int:
-    return int(_morning(timezone).timestamp()) * 1_000_000
 
 
 @dataclass(frozen=True)
@@ -136,23 +113,17 @@ class Setup:
             HEXVEIL_REDIS__URL=redis.url,
             HEXVEIL_OPERATOR__PORT=str(free_port()),
             HEXVEIL_PUBLIC__PORT=str(free_port()),
-            HEXVEIL_FEED__FORMAT=self.feeding.file_format,
+            HEXVEIL_FEED__FORMAT="canonical",
             HEXVEIL_WINDOW__IDLE_TIMEOUT=_IDLE_TIMEOUT,
             HEXVEIL_PRIVACY__USER_KEY_FILE=str(self.scratch / "user.key"),
+            HEXVEIL_PUBLIC__PLACES=str(self.scratch / _PLACES),
             **further,
         )
         if self.feeding.truth is not None:
             os.environ.update(CITY)
-        if self.feeding.file is None:
-            os.environ.update(HEXVEIL_PUBLIC__PLACES=str(self.scratch / _PLACES))
         if self.relation == NeighbouringRelation.VALUES:
-            os.environ["HEXVEIL_WINDOW__LATENESS"] = (
-                "event-time"  # the events of a recording or of a simulated day are in the past
-            )
-        settings = read_config(self.chosen)
-        if self.feeding.file is not None:
-            return settings
-        os.environ.update(self._write_city(settings))
+            os.environ["HEXVEIL_WINDOW__LATENESS"] = "event-time"  # the events of a simulated day are in the past
+        os.environ.update(self._write_city(read_config(self.chosen)))
         return read_config(self.chosen)
 
     def _write_city(self, settings: Config) -> dict[str, str]:

@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 from rich.progress import Progress
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.evaluate_report import print_histogram_scores, print_scores
 from stream.cli.options import (
+    NOT_PRIVATE,
     AsJson,
     ConfigFile,
     ExpectedRelation,
     FileFormat,
     Recordings,
     UsersAreEvents,
+    check_plot,
     choose_config,
     progress_bars,
     read_config,
     stop,
+    warn_not_private,
 )
 
 if TYPE_CHECKING:
@@ -32,9 +35,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from stream.config import Chosen, Config
-    from stream.evaluation.scores import HistogramScore, Score
 
     Windows = dict[int, npt.NDArray[np.void]]
+
+
+T = TypeVar("T")
 
 
 def command(
@@ -79,25 +84,36 @@ def command(
     it."""
     if live and (histograms or window is not None):
         stop("--live needs the means of all windows; leave out --histograms and --window")
-    settings = _settings(config, relation, statistics)
+    if figure is not None:
+        check_plot(figure)
+    named = {"speed.statistics": statistics.split(",")} if statistics else {}
+    settings = choose_settings(config, relation, **named)[1]
     names = _mechanisms(settings, mechanisms)
-    file_format = file_format or settings.feed.recorded_format
-    rows = read_rows(settings, files, file_format, users_are_events=users_are_events)
-    windows, source = _windows(settings, rows, window), " ".join(map(str, files))
+    rows = read_rows(settings, files, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
+    judge = _judged_histograms if histograms else _judged_live if live else _judged_means
     try:
-        if histograms:
-            _judge_histograms(settings, windows, trials, sweep, source, as_json)
-        elif live:
-            _judge_live(_runs(settings, names, sweep), windows, trials, source, figure, as_json)
-        else:
-            _judge(_runs(settings, names, sweep), windows, trials, source, figure, as_json)
+        judged = judge(settings, names, sweep, _windows(settings, rows, window), trials)
     except ValueError as error:  # an accounting that the configuration does not allow
         stop(error)
+    if figure is not None:
+        try:
+            judged.draw(figure)
+        except OSError as error:
+            stop(f"cannot write {figure}: {error}")
+    if as_json:
+        told = {"private": False, "warning": NOT_PRIVATE, "recording": " ".join(map(str, files)), "trials": trials}
+        typer.echo(json.dumps(told | judged.facts, allow_nan=False))
+        return
+    warn_not_private()
+    judged.show()
 
 
-def _settings(config: Path | None, relation: NeighbouringRelation | None, statistics: str | None) -> Config:
-    """The chosen configuration with the named statistics; exit 2 if its relation is not the one asked for."""
-    return choose_settings(config, relation, **({"speed.statistics": statistics.split(",")} if statistics else {}))[1]
+class _Judgement(NamedTuple):
+    """What was found: for machines, for people, as a figure."""
+
+    facts: dict[str, Any]
+    show: Callable[[], None]
+    draw: Callable[[Path], None]
 
 
 def choose_settings(
@@ -179,71 +195,62 @@ def _runs(settings: Config, names: list[str], sweep: str | None) -> list[tuple[s
     ]
 
 
-def _judge(
-    runs: list[tuple[str, Config]], windows: Windows, trials: int, source: str, figure: Path | None, as_json: bool
-) -> None:
-    from stream.evaluation.evaluate import NOT_PRIVATE, evaluate, report
-
-    scores: list[Score] = []
+def _each(runs: list[tuple[str, Config]], steps: int, score: Callable[[str, Config, Callable[[], None]], T]) -> list[T]:
+    """The scores of every run, with a bar of so many ``steps`` a run."""
     with progress_bars() as bars:
-        task = bars.add_task("evaluating", total=len(runs) * len(windows))
-        for name, variant in runs:
-            scores += evaluate(variant, windows, trials, name, lambda: bars.advance(task))
-    if figure is not None:
-        _write_plot(scores, figure)
-    if as_json:
-        typer.echo(json.dumps(report(source, trials, scores), allow_nan=False))
-        return
-    typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
-    print_scores(scores)
+        task = bars.add_task("evaluating", total=len(runs) * steps)
+        return [score(name, variant, lambda: bars.advance(task)) for name, variant in runs]
 
 
-def _judge_live(
-    runs: list[tuple[str, Config]], windows: Windows, draws: int, source: str, figure: Path | None, as_json: bool
-) -> None:
-    from stream.cli.evaluate_report import live_report, plot_live, print_live_scores
-    from stream.evaluation.evaluate import NOT_PRIVATE
-    from stream.evaluation.live import evaluate_live
+def _judged_means(settings: Config, names: list[str], sweep: str | None, windows: Windows, trials: int) -> _Judgement:
+    from stream.cli.evaluate_report import plot, print_scores
+    from stream.evaluation.evaluate import evaluate
+
+    runs = _runs(settings, names, sweep)
+    each = _each(runs, len(windows), lambda name, variant, on: evaluate(variant, windows, trials, name, on))
+    scores = list(chain.from_iterable(each))
+
+    def draw(figure: Path) -> None:
+        if all(score.mae is None for score in scores):
+            stop("no cell was released, so there is no error to draw; leave out --plot, or lower speed.min_users")
+        plot(scores, figure)
+
+    return _Judgement({"scores": [asdict(score) for score in scores]}, lambda: print_scores(scores), draw)
+
+
+def _judged_live(settings: Config, names: list[str], sweep: str | None, windows: Windows, draws: int) -> _Judgement:
+    from stream.cli.evaluate_report import plot_live, print_live_scores
+    from stream.evaluation.live import LiveScore, evaluate_live
     from stream.evaluation.living import exact_windows
 
-    if "mean" not in runs[0][1].speed.statistics:
+    if "mean" not in settings.speed.statistics:
         stop("speed.statistics has no mean, which --live is about; add it")
-    if not runs[0][1].value.is_speed:
+    if not settings.value.is_speed:
         stop("--live plants vehicles that slow down, and value.name is no speed; leave --live out")
-    with progress_bars() as bars:
-        task = bars.add_task("living", total=len(runs) * len(windows) * draws)
-        scores = [
-            evaluate_live(variant, exact_windows(variant, windows), draws, name, lambda: bars.advance(task))
-            for name, variant in runs
-        ]
-    if figure is not None:
-        _draw_into(figure, lambda: plot_live(max(scores, key=lambda score: score.skill), figure))
-    if as_json:
-        typer.echo(json.dumps(live_report(scores, source, draws), allow_nan=False))
-        return
-    typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
-    print_live_scores(scores)
+
+    def score(name: str, variant: Config, on_window: Callable[[], None]) -> LiveScore:
+        return evaluate_live(variant, exact_windows(variant, windows), draws, name, on_window)
+
+    scores = _each(_runs(settings, names, sweep), len(windows) * draws, score)
+    best = max(scores, key=lambda score: score.skill)
+    facts = [score.facts() for score in scores]
+    return _Judgement({"live": facts}, lambda: print_live_scores(scores), lambda figure: plot_live(best, figure))
 
 
-def _judge_histograms(
-    settings: Config, windows: Windows, trials: int, sweep: str | None, source: str, as_json: bool
-) -> None:
-    from stream.evaluation.evaluate import NOT_PRIVATE, report
+def _judged_histograms(
+    settings: Config, names: list[str], sweep: str | None, windows: Windows, trials: int
+) -> _Judgement:
+    from stream.cli.evaluate_report import print_histogram_scores
     from stream.evaluation.histograms import evaluate_histograms, with_histogram_epsilon
 
     if settings.histogram is None:
         stop("the configuration has no section [histogram]; add one, as the comments in the shipped files show")
-    runs = [_at(epsilon, with_histogram_epsilon, settings) for epsilon in _values(sweep, settings.histogram.epsilon)]
-    scores: list[HistogramScore] = []
-    with progress_bars() as bars:
-        task = bars.add_task("evaluating", total=len(runs) * len(windows))
-        for chosen in runs:
-            scores += evaluate_histograms(chosen, windows, trials, lambda: bars.advance(task))
-    if as_json:
-        typer.echo(json.dumps(report(source, trials, scores, "histograms"), allow_nan=False))
-        return
-    typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
-    print_histogram_scores(scores)
+    epsilons = _values(sweep, settings.histogram.epsilon)
+    runs = [("", _at(epsilon, with_histogram_epsilon, settings)) for epsilon in epsilons]
+    each = _each(runs, len(windows), lambda _, variant, on: evaluate_histograms(variant, windows, trials, on))
+    scores = list(chain.from_iterable(each))
+    facts = {"histograms": [asdict(score) for score in scores]}
+    return _Judgement(facts, lambda: print_histogram_scores(scores), lambda figure: None)
 
 
 def reading_bar(bars: Progress) -> Callable[[int, int], None]:
@@ -273,21 +280,3 @@ def _at(epsilon: float, change: Callable[[Config, float], Config], settings: Con
         return change(settings, epsilon)
     except ConfigError as error:
         stop(f"cannot sweep epsilon={epsilon:g}: {error}")
-
-
-def _write_plot(scores: list[Score], path: Path) -> None:
-    from stream.cli.evaluate_report import plot
-
-    if all(score.mae is None for score in scores):
-        stop("no cell was released, so there is no error to draw; leave out --plot, or lower speed.min_users")
-    _draw_into(path, lambda: plot(scores, path))
-
-
-def _draw_into(path: Path, draw: Callable[[], None]) -> None:
-    """Draw a figure into ``path``; exit 2 if it cannot be."""
-    try:
-        draw()
-    except ImportError:
-        stop("plots need matplotlib: pip install 'hexveil[plot]'")
-    except (OSError, ValueError) as error:
-        stop(f"cannot write {path}: {error}; name a .png, .svg or .pdf in a folder that exists")

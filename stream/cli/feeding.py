@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, stop, stopped_by_signals
+from stream.cli.options import FAILED, UNREACHABLE, USAGE, progress_bars, stop, stopped_by_signals
 from stream.config import Config
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-
     from stream.sources.delivery import Pacer, Progress  # slow to import; what is released offline does not need it
     from stream.sources.snapshot_events import SnapshotEvents
 
@@ -127,47 +123,19 @@ async def _deliver(
 ) -> bool:
     from stream.sources.delivery import KafkaSender, deliver
 
-    stop = stopped_by_signals()
-    bars = _bars() if sys.stderr.isatty() else None
-    with bars or nullcontext():
-        report: Callable[[], None] = lambda: None  # noqa: E731
-        if bars is not None:
-            report = _reporter(bars, progress, share_read)
+    stopping, began = stopped_by_signals(), time.monotonic()
+    with progress_bars() as bars:
+        task = bars.add_task("sending", total=None if share_read is None else 1.0)
+
+        def report() -> None:
+            rate = progress.sent / max(time.monotonic() - began, 1e-3)
+            until = iso(progress.last_due) if progress.sent else ""
+            done = 0.0 if share_read is None else share_read()
+            bars.update(task, completed=done, description=f"{progress.sent:,} events  {rate:,.0f}/s  {until}")
+
         async with KafkaSender(config.kafka, config.feed.topic) as sender:
-            await deliver(blocks, sender, pacer, progress, stopped=stop.is_set, report=report)
-    return stop.is_set()
-
-
-def _bars() -> Bars:
-    from rich.console import Console
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn
-    from rich.progress import Progress as Bars
-
-    return Bars(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[events]:,} events  {task.fields[rate]:,.0f}/s  {task.fields[recorded]}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-
-
-def _reporter(bars: Bars, progress: Progress, share_read: Callable[[], float] | None) -> Callable[[], None]:
-    task = bars.add_task("sending", total=None if share_read is None else 1.0, events=0, rate=0.0, recorded="")
-    began = time.monotonic()
-
-    def report() -> None:
-        bars.update(
-            task,
-            completed=0.0 if share_read is None else share_read(),
-            events=progress.sent,
-            rate=progress.sent / max(time.monotonic() - began, 1e-3),
-            recorded=iso(progress.last_due) if progress.sent else "",
-        )
-
-    return report
+            await deliver(blocks, sender, pacer, progress, stopped=stopping.is_set, report=report)
+    return stopping.is_set()
 
 
 _SHOWN = 5

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 import typer
 
 from stream.cli.feeding import refusals
-from stream.cli.options import FAILED, ConfigFile, choose_config, stop
+from stream.cli.options import ConfigFile, choose_config, require_new, stop, write_text
 from stream.config import Config, ConfigError, load_config
 from stream.config.public_cells import MAX_CELLS
 from stream.sources.places import Places, as_area, as_features, as_table, places
@@ -139,19 +139,16 @@ def _check_options(out: Path | None, area: Path | None, *, force: bool, as_json:
     if out is not None and area is not None and out.resolve() == area.resolve():
         raise typer.BadParameter(f"{area} is the file of --out, too; name another", param_hint="--area")
     for path in (out, area):
-        if path is not None and path.exists() and not force:
-            stop(f"{path} exists; name another file, or overwrite it with --force")
+        if path is not None:
+            require_new(path, force=force)
 
 
 def _write(path: Path | None, document: dict[str, Any]) -> None:
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     if path is None:
         typer.echo(text)
-        return
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        stop(f"{path}: {error.strerror or error}", FAILED)
+    else:
+        write_text(path, text + "\n")
 
 
 def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool, speeds: _Speeds) -> None:

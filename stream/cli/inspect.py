@@ -17,7 +17,7 @@ import typer
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import iso
-from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, choose_config, stop
+from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, choose_config, require_new, stop, write_text
 
 if TYPE_CHECKING:
     from stream.config import Config
@@ -57,8 +57,8 @@ def command(
         raise typer.BadParameter(
             "with --write, say what is protected: values or participation", param_hint="--relation"
         )
-    if write is not None and write.exists() and not force:
-        stop(f"{write} exists; choose another name or pass --force")
+    if write is not None:
+        require_new(write, force=force)
     given = None if config is None else _given(config)
     report = _inspected(_one(sources), limit, given, config)
     _report(report, sources, config, plot, as_json)
@@ -293,12 +293,7 @@ def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) 
 
     if not lines:
         stop("nothing to suggest, because no fix can be used: set what the faults say in a configuration, --config")
-    try:
-        path.write_text(
-            configuration(template(relation).read_text(encoding="utf-8"), lines, relation), encoding="utf-8"
-        )
-    except OSError as error:
-        stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to")
+    write_text(path, configuration(template(relation).read_text(encoding="utf-8"), lines, relation))
     remaining = {
         NeighbouringRelation.VALUES: "Set timezone and budget in it, then run",
         NeighbouringRelation.PARTICIPATION: "Set domain (from a map, not from the recording), timezone, cells and "

@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
@@ -62,6 +63,14 @@ def stop(message: object, code: int = USAGE) -> NoReturn:
     raise typer.Exit(code)
 
 
+NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust boundary; it is not a release."
+
+
+def warn_not_private() -> None:
+    """Say on stderr that what follows is not for the public."""
+    typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
+
+
 def stop_service(message: str, code: int) -> NoReturn:
     """End a command whose stderr is a log, with ``message`` as its last line."""
     structlog.get_logger().error("cannot go on", reason=message, exit_code=code)
@@ -107,14 +116,49 @@ def progress_bars() -> Progress:
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
-def columns(title: str, left: Sequence[str], right: Sequence[str], caption: str | None = None) -> Table:
-    """An empty table: columns of words, aligned to the left, and then of numbers, aligned to the right."""
+Row = TypeVar("Row")
+
+
+def table_of(
+    rows: Iterable[Row],
+    left: Mapping[str, Callable[[Row], str]],
+    right: Mapping[str, Callable[[Row], str]],
+    title: str | None = None,
+    caption: str | None = None,
+) -> Table:
+    """A table of ``rows``: by their heads, columns of words, aligned to the left, then of numbers, to the right."""
     from rich.table import Table
 
     table = Table(title=title, caption=caption)
-    for place, name in enumerate((*left, *right)):
-        table.add_column(name, justify="left" if place < len(left) else "right")
+    for head in left:
+        table.add_column(head)
+    for head in right:
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(*(cell(row) for cell in (*left.values(), *right.values())))
     return table
+
+
+def require_new(path: Path, *, force: bool) -> None:
+    """Exit 2 if there is such a file already, unless ``force``."""
+    if path.exists() and not force:
+        stop(f"{path} exists; choose another name or pass --force")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file; exit 2 if it cannot be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to")
+
+
+def check_plot(path: Path) -> None:
+    """Exit 2 if no figure can be drawn into ``path``, before anything is computed for it."""
+    if find_spec("matplotlib") is None:
+        stop("plots need matplotlib: pip install 'hexveil[plot]'")
+    if path.suffix.lower() not in {".png", ".svg", ".pdf"} or path.is_dir() or not path.parent.is_dir():
+        stop(f"cannot write {path}; name a .png, .svg or .pdf in a folder that exists")
 
 
 def show(*tables: Table, width: int = 160) -> None:

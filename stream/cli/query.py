@@ -11,10 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from stream.cli.options import AsJson, stop
+from stream.cli.options import AsJson, show, stop, table_of
 from stream.messages.lines import LineError, lines_in
 from stream.messages.message import SPATIAL_HISTOGRAM, validator
 from stream.windows import utc_text
@@ -59,7 +57,17 @@ def command(
     if as_json:
         typer.echo(json.dumps({"answers": answers}, allow_nan=False))
         return
-    _print(answers)
+    words = {
+        "window": lambda answer: answer["window"]["start"],
+        "mechanism": lambda answer: answer["mechanism"],
+        "west,south,east,north": lambda answer: ",".join(f"{bound:g}" for bound in answer["bbox"]),
+    }
+    numbers = {
+        "ε": lambda answer: f"{answer['epsilon']:g}",
+        "count": lambda answer: f"{answer['value']:.1f}",
+        "95 % interval": _interval,
+    }
+    show(table_of(answers, words, numbers), width=150)
 
 
 def _histograms(file: Path) -> Iterable[dict[str, Any]]:
@@ -121,18 +129,6 @@ def _utc(text: str) -> str:
         return text
 
 
-def _print(answers: list[dict[str, Any]]) -> None:
-    table = Table()
-    for column in ("window", "mechanism", "ε", "west,south,east,north", "count", "95 % interval"):
-        table.add_column(column, justify="right" if column in ("ε", "count", "95 % interval") else "left")
-    for answer in answers:
-        interval = answer["interval"]
-        table.add_row(
-            answer["window"]["start"],
-            answer["mechanism"],
-            f"{answer['epsilon']:g}",
-            ",".join(f"{bound:g}" for bound in answer["bbox"]),
-            f"{answer['value']:.1f}",
-            "none: noise unknown" if interval is None else f"{interval[0]} .. {interval[1]}",
-        )
-    Console(width=None if Console().is_terminal else 150).print(table)
+def _interval(answer: dict[str, Any]) -> str:
+    interval = answer["interval"]
+    return "none: noise unknown" if interval is None else f"{interval[0]} .. {interval[1]}"

@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import SnapshotReport, feed_kafka, parse_pace, why_no_event
 from stream.cli.live import (
     EventsFile,
@@ -37,25 +36,21 @@ from stream.cli.releasing import (
     release_offline,
 )
 from stream.config import Config, ConfigError, load_config
-from stream.config.feed import FeedConfig, SpeedSource
 from stream.config.section import parse_duration
 from stream.config.servers import redacted
 from stream.diagnosis.recognition import Accepted
+from stream.diagnosis.snapshots import events_of, files_of, reader_of
 from stream.sources.delivery import Pacer, in_background
 from stream.sources.lines import STDIN, RecordingError
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
-from stream.sources.siri import SiriVehicleMonitoring
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, without_clocks_ahead
-from stream.windows import Slotting, SpanError, Window
-
-MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation], SnapshotEvents]
-"""Makes the reader of one format, for a feed with these periods, source of speeds and relation."""
+from stream.sources.snapshots import LARGEST_SNAPSHOT
+from stream.windows import SpanError, Window
 
 
-def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
-    """The command that feeds the service with snapshots of one format. ``what``: its help."""
+def snapshot_command(form: str, what: str) -> Callable[..., None]:
+    """The command that feeds the service with snapshots of one form. ``what``: its help."""
 
     def feed_snapshots(
         sources: Annotated[
@@ -101,7 +96,7 @@ def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
         try:
             settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
             source_of_speeds = speed_source(speeds, settings.feed)
-            reader = make_reader(settings.feed, settings.slotting, source_of_speeds, settings.relation)
+            reader = reader_of(form, settings, source_of_speeds)
             polling = PollSettings(
                 interval_s=parse_duration(interval).total_seconds(),
                 largest=LARGEST_SNAPSHOT,
@@ -123,7 +118,7 @@ def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
         files = _files([Path(source) for source in sources])
         if out is not None and str(out) != "-":
             _check_file(out, files, force=force or offline)
-        blocks = _snapshots(files, reader, report.problems)
+        blocks = events_of(files, reader, report.problems)
         if offline:
             accepted = Accepted(any_speed, users_are_events, reader)
             options = ReleaseOptions(state, out, force, accepted, as_json)
@@ -200,45 +195,13 @@ def _secret(option: str, text: str) -> tuple[str, str]:
 
 def _files(paths: list[Path]) -> list[Path]:
     """Files in order of name, folders opened one level deep."""
-    files: list[Path] = []
     for path in paths:
-        if os.path.isdir(path):
-            files += sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
-        elif os.path.exists(path) or path == STDIN:  # also a pipe, as shells make of <(…)
-            files.append(path)
-        else:
+        if not os.path.exists(path) and path != STDIN:  # it may also be a pipe, as shells make of <(…)
             stop(f"{redacted(str(path))} is neither a file, nor a folder, nor an http or https address")
+    files = [file for path in paths for file in files_of(path)]
     if not files:
         stop(f"{paths[0]} is a folder without files; name one that contains snapshots")
     return files
-
-
-def _snapshots(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> Iterator[Messages]:
-    """The new events of each file. A file that is not a snapshot is skipped and added to ``problems``."""
-    for path, snapshot in without_clocks_ahead(_decoded(files, reader, problems)):
-        try:
-            messages = reader.of_document(snapshot)
-        except SnapshotError as error:
-            problems.append(f"{path}: {error}")
-            continue
-        if messages.values:
-            yield messages
-
-
-def _decoded(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> Iterator[tuple[Path, Snapshot]]:
-    for path in files:
-        try:
-            yield path, reader.decoded(_stored(path))
-        except (OSError, SnapshotError) as error:
-            problems.append(f"{path}: {error}")
-
-
-def _stored(path: Path) -> bytes:
-    """At most one byte more than a snapshot may have, of a file or of standard input."""
-    if path == STDIN:
-        return sys.stdin.buffer.read(LARGEST_SNAPSHOT + 1)
-    with path.open("rb") as file:
-        return file.read(LARGEST_SNAPSHOT + 1)
 
 
 def _release(
@@ -264,20 +227,9 @@ def _write(blocks: Iterator[Messages], out: Path) -> None:
         stop(f"{out}: {error.strerror or error}", FAILED)
 
 
-def _gtfs_realtime(
-    feed: FeedConfig, slotting: Slotting, speeds: SpeedSource, relation: NeighbouringRelation
-) -> SnapshotEvents:
-    try:
-        from stream.sources.vehicle_positions import GtfsRealtime
-    except ModuleNotFoundError as error:
-        stop(f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'")
-    return GtfsRealtime(feed, slotting, speeds, relation)
-
-
 gtfs_rt = snapshot_command(
-    _gtfs_realtime, "Send VehiclePositions (GTFS-realtime) to the service. Missing speeds are derived from positions."
+    "GTFS-realtime", "Send VehiclePositions (GTFS-realtime) to the service. Missing speeds are derived from positions."
 )
 siri_vm = snapshot_command(
-    SiriVehicleMonitoring,
-    "Send Vehicle Monitoring (SIRI-VM) to the service. Missing speeds are derived from positions.",
+    "SIRI-VM", "Send Vehicle Monitoring (SIRI-VM) to the service. Missing speeds are derived from positions."
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +18,13 @@ from stream.config.feed import FeedConfig
 from stream.config.search import template
 from stream.config.section import BoundingBox
 from stream.diagnosis.refusals import Refusals
-from stream.ingestion.decoding import Batch, Decoder
+from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
-from stream.sources.derived_events import DerivedEvents, derived_recording
+from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.messages import Messages
-from stream.sources.opening import Folder, open_recording
-from stream.sources.recording import Recording
+from stream.sources.opening import open_recording
+from stream.sources.replay import in_time_order
 from stream.storage.row_store import ROW
-
-if TYPE_CHECKING:
-    from stream.sources.tables import Table
 
 Progress = Callable[[int, int], None]
 _ANY_AGE = timedelta(days=36500)
@@ -62,40 +58,34 @@ def read_recording(
     ``key``: of the pseudonyms, if it is not the configured one. ``most``: no further block is read after so many
     events. Raises :class:`~stream.sources.lines.RecordingError`.
     """
-    key = load_user_key(config.privacy.user_key_file) if key is None else key
-    if config.feed.derives_speeds:
-        return _read_derived(config, path, file_format, on_progress, key)
-    decoder = Decoder(ageless(config), key)
-    parts: list[npt.NDArray[np.void]] = []
-    refusals = Refusals(config.feed, file_format)
     one_each = config.relation == NeighbouringRelation.PARTICIPATION
     with open_recording(path, file_format, config.feed, one_each=one_each) as recording:
-        for batch, values in _batches(recording, decoder, time.time_ns() // 1000):
-            parts.append(batch.rows)
-            refusals.add(values, batch)
-            on_progress(recording.position, recording.size)
-            if refusals.taken + refusals.refused >= most:
-                break
-    return (np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)), refusals
 
+        def blocks() -> Iterator[Messages]:
+            for block in recording:
+                yield block
+                on_progress(recording.position, recording.size)
 
-def _read_derived(
-    config: Config, path: Path, file_format: str, on_progress: Progress, key: bytes
-) -> tuple[npt.NDArray[np.void], Refusals]:
-    events = DerivedEvents(config.feed, config.slotting)
-    blocks = derived_recording(config, path, file_format, events, on_progress)
-    rows, refusals = read_messages(config, blocks, key, file_format)
+        if not config.feed.derives_speeds:
+            return read_messages(config, blocks(), key, file_format, most)
+        events = DerivedEvents(config.feed, config.slotting)
+        rows, refusals = read_messages(config, with_speeds(in_time_order(blocks()), events), key, file_format)
     left_out = events.tally.refused - Counter({"unreadable": events.tally.refused["unreadable"]})
     refusals.leave_out(left_out + Counter({"without-speed": events.tally.without_speed}), events.tally.derived)
     return rows, refusals
 
 
 def read_messages(
-    config: Config, blocks: Iterable[Messages], key: bytes | None = None, file_format: str = "canonical"
+    config: Config,
+    blocks: Iterable[Messages],
+    key: bytes | None = None,
+    file_format: str = "canonical",
+    most: float = math.inf,
 ) -> tuple[npt.NDArray[np.void], Refusals]:
-    """All valid events of canonical messages as rows, and why others were refused. Events may have any age.
+    """All valid events of messages as rows, and why others were refused. Events may have any age.
 
     ``file_format``: of the recording of which they were made; an event that could not be converted is as it was.
+    ``most``: no further block is read after so many events.
     """
     key = load_user_key(config.privacy.user_key_file) if key is None else key
     decoder, now_us = Decoder(ageless(config), key), time.time_ns() // 1000
@@ -104,17 +94,6 @@ def read_messages(
         batch = decoder.decode(block.values, now_us)
         parts.append(batch.rows)
         refusals.add(block.values, batch)
+        if refusals.taken + refusals.refused >= most:
+            break
     return np.concatenate(parts), refusals
-
-
-def _batches(
-    recording: Recording | Table | Folder, decoder: Decoder, now_us: int
-) -> Iterator[tuple[Batch, Sequence[bytes | None]]]:
-    """Each block of a recording, decoded, and its messages."""
-    for part in recording.parts() if isinstance(recording, Folder) else [recording]:
-        if isinstance(part, Recording):
-            for block in part:
-                yield decoder.decode(block.values, now_us), block.values
-        else:
-            for columns in part.columns():
-                yield decoder.decode_columns(columns, now_us), part.messages(columns)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ from stream.config import Config, ConfigError
 from stream.config.loading import with_section
 from stream.config.public_cells import public_cells
 from stream.evaluation.living import Accounts
-from stream.evaluation.scores import Charges, Errors, HistogramScore, Run, Score, means_of, useful_error
+from stream.evaluation.scores import Charges, Errors, Run, Score, means_of, useful_error
 from stream.statistics.columns import MOVING_MEAN, PERCENTS, Columns, Derived
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.merging import by_planned_cells
@@ -326,9 +326,6 @@ def _score_participation(plan: Plan, contributions: Contributions, tables: Table
     return columns, derived, memory
 
 
-NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust boundary; it is not a release."
-
-
 @dataclass(frozen=True)
 class PlannedWindow:
     """One window as the service would plan it, with the ledger after the earlier windows. ``measured``: its
@@ -411,14 +408,3 @@ def evaluate(
         seconds=time.monotonic() - started,
     )
     return [table.score(statistic, estimator, run) for (statistic, estimator), table in tables.items()]
-
-
-def report(source: str, trials: int, scores: Sequence[Score | HistogramScore], of: str = "scores") -> dict[str, Any]:
-    """The scores as JSON, marked as not private."""
-    return {
-        "private": False,
-        "warning": NOT_PRIVATE,
-        "recording": source,
-        "trials": trials,
-        of: [asdict(score) for score in scores],
-    }

@@ -6,16 +6,17 @@ import atexit
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Self
 
-from stream.config.feed import FeedConfig
+from stream.config.feed import FeedConfig, FeedFields
+from stream.ingestion.formats import recording_format
 from stream.sources.file_kinds import PARQUET
 from stream.sources.lines import STDIN, RecordingError, StandardInput, open_stored
 from stream.sources.messages import Messages
 from stream.sources.recording import Recording, require_format
 
 if TYPE_CHECKING:
-    from stream.sources.tables import Table
+    from stream.sources.tables import TableLines
 
 
 def recordings_in(path: Path) -> list[Path]:
@@ -47,7 +48,7 @@ class Folder:
         self._format, self._feed, self._done = file_format, feed, 0
         self._sizes = [file.stat().st_size for file in self._files]
         self.size = sum(self._sizes)
-        self._part: Recording | Table | None = None
+        self._part: Recording | None = None
 
     @property
     def position(self) -> int:
@@ -62,25 +63,18 @@ class Folder:
         if self._part is not None:
             self._part.__exit__()
 
-    def parts(self) -> Iterator[Recording | Table]:
-        """Each recording, open."""
+    def __iter__(self) -> Iterator[Messages]:
         for file in self._files:
             opened = open_recording(file, self._format, self._feed, one_each=self._one_each)
             assert not isinstance(opened, Folder)
             with opened as part:
                 self._part = part
-                yield part
+                yield from part
             self._part = None
             self._done += 1
 
-    def __iter__(self) -> Iterator[Messages]:
-        for part in self.parts():
-            yield from part
 
-
-def open_recording(
-    path: Path, file_format: str, feed: FeedConfig, *, one_each: bool = False
-) -> Recording | Table | Folder:
+def open_recording(path: Path, file_format: str, feed: FeedConfig, *, one_each: bool = False) -> Recording | Folder:
     """The recording at ``path``, a file or a folder, or on standard input if that is ``-``.
 
     ``one_each``: a line is one event, or refused as a whole, as a message of relation "participation" is, where the
@@ -92,11 +86,17 @@ def open_recording(
     stored = open_stored(path)
     if not stored.peek(len(PARQUET)).startswith(PARQUET):
         return Recording(path, file_format, feed, stored, one_each=one_each)
+    source = stored.spool() if isinstance(stored, StandardInput) else stored
+    rows = table_lines(path, source, recording_format(feed, file_format).fields, any_value=feed.derives_speeds)
+    return Recording(path, file_format, feed, lines=rows, one_each=one_each)
+
+
+def table_lines(
+    path: Path, source: Path | IO[bytes], fields: FeedFields | None = None, *, any_value: bool = False
+) -> TableLines:
+    """The rows of a Parquet file, as :class:`~stream.sources.tables.TableLines` reads them."""
     try:
-        from stream.sources.tables import Table
+        from stream.sources.tables import TableLines
     except ModuleNotFoundError:
         raise RecordingError(f"{path}: Parquet needs pyarrow; pip install 'hexveil[parquet]'") from None
-    if isinstance(stored, StandardInput):
-        return Table(path, stored.spool(), file_format, feed)
-    stored.close()
-    return Table(path, path, file_format, feed)
+    return TableLines(path, source, fields, any_value=any_value)

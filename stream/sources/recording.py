@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import msgspec
 import numpy as np
@@ -23,6 +23,9 @@ from stream.ingestion.formats import NO_LETTER, is_nothing, number, recording_fo
 from stream.sources.file_kinds import columns_of, is_header, is_remark, wrong_header
 from stream.sources.lines import Lines, RecordingError, Stored
 from stream.sources.messages import Messages
+
+if TYPE_CHECKING:
+    from stream.sources.tables import TableLines
 
 FORMATS: tuple[str, ...] = get_args(FeedConfig.model_fields["format"].annotation)
 
@@ -76,15 +79,25 @@ class Recording:
     """
 
     def __init__(
-        self, path: Path, file_format: str, feed: FeedConfig, stored: Stored | None = None, *, one_each: bool = False
+        self,
+        path: Path,
+        file_format: str,
+        feed: FeedConfig,
+        stored: Stored | None = None,
+        *,
+        lines: TableLines | None = None,
+        one_each: bool = False,
     ) -> None:
-        """``stored``: the bytes of ``path``, if it is open already. ``one_each``: a line is one event, or refused."""
+        """``stored``: the bytes of ``path``, if it is open already; ``lines``: its rows, if it is a table.
+
+        ``one_each``: a line is one event, or refused.
+        """
         require_format(path, file_format, feed)
         self._format = recording_format(feed, file_format)
         self._any_speed = feed.derives_speeds
         self._as_is = feed.format == file_format
         self._factor = self._format.kmh / SPEED_TO_KMH[feed.speed_unit]
-        self._is_csv = ".csv" in path.suffixes
+        self._is_csv = lines is None and ".csv" in path.suffixes
         self._separator = ","
         self.path = path
         if one_each and feed.records is not None:
@@ -93,7 +106,7 @@ class Recording:
                 "must not decide what becomes of another; write one event a line and leave feed.records out"
             )
         self._one_each = one_each
-        self._lines = Lines(path, stored, feed.encoding, feed.records, over_lines=not one_each)
+        self._lines = lines or Lines(path, stored, feed.encoding, feed.records, over_lines=not one_each)
         self._row = 0
 
     @property

@@ -19,12 +19,10 @@ from stream.config.feed import MAX_FUTURE, SPEED_TO_KMH, FeedConfig, SpeedSource
 from stream.sources.derived_speed import SpeedDerivation
 from stream.sources.messages import Messages
 from stream.sources.snapshots import (
-    AHEAD_US,
     IN_FUTURE,
     LEAST_SPEED_MS,
     MOST_SPEED_MS,
     Decode,
-    DecodedApart,
     Snapshot,
     SnapshotError,
     decompressed,
@@ -114,7 +112,7 @@ class SnapshotEvents:
         """In which reported speeds are read."""
         self._clocks = None if feed.times_zone is None else ZoneInfo(feed.times_zone)
         self._ahead_s = np.zeros(0)
-        self._decode = DecodedApart(self.decoder(feed))
+        self._decode = self.decoder(feed)
         self.header_us: int | None = None
         """Timestamp in the header of the newest snapshot, µs UTC; None if it had none."""
         self._slotting, self._speeds = slotting, speeds
@@ -153,9 +151,7 @@ class SnapshotEvents:
         return self._speeds == "derived"
 
     def decoder(self, feed: FeedConfig) -> Decode:
-        """Reads a document of the format, from bytes and time of arrival (µs UTC). It can be pickled, because large
-        documents are read in another process. A source that takes messages has no documents.
-        """
+        """What reads a document of the format. A source that takes messages has no documents."""
         return _no_documents
 
     def remember_by(self, memory: FixMemory | None) -> None:
@@ -215,7 +211,7 @@ class SnapshotEvents:
             if trouble is not None:
                 log.warning(trouble)
         if snapshot.clock is not None:
-            was_ahead = snapshot.was_set_back or self._clock > snapshot.clock + self.max_future_us
+            was_ahead = self._clock > snapshot.clock + self.max_future_us
             self._clock = snapshot.clock if was_ahead else max(self._clock, snapshot.clock)
         self.header_us = snapshot.header
         self._recall(snapshot.vehicles)
@@ -276,14 +272,13 @@ class SnapshotEvents:
         """A timestamp of an earlier document that is after this (µs UTC) came from a clock that was ahead.
 
         Where arrivals are known, a clock that is right is never ahead of a later arrival. Else a document may be an old
-        one that came late, so only a timestamp that the service would refuse beside this header is disproved by it,
-        unless the headers around it show that the clock was set back.
+        one that came late, so only a timestamp that the service would refuse beside this header is disproved by it.
         """
         if snapshot.arrival is not None:
             return snapshot.arrival + _CLOCKS_DIFFER_US
         if snapshot.clock is None:
             return LATEST_S * 1_000_000
-        return snapshot.clock + (AHEAD_US if snapshot.was_set_back else self.max_future_us)
+        return snapshot.clock + self.max_future_us
 
     def _forget_after(self, set_back: Mapping[str, int]) -> None:
         """Forget the fixes of vehicles that are later than a time (µs UTC), so that no speed is derived from them."""

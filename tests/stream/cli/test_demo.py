@@ -3,7 +3,6 @@ remedy.
 """
 
 import asyncio
-import gzip
 import json
 import os
 import signal
@@ -62,18 +61,17 @@ def test_a_window_is_shown_once_all_its_messages_arrived_in_any_order():
     releases.add(HEXAGON_SPEED, {"ce_id": b"b"}, _cell("872834728ffffff", 10, 30.0, 8.0))
     (line,) = releases.lines()
     assert line.startswith("03-21 07:00–08:00  2 cells (0 suppressed)  busiest 87283472bffffff (40 events)")
-    assert "mean 23.0 (19–27) km/h  all cells (median) ± 6.0, by events ± 4.0  ε 2" in line
+    assert "mean 23.0 (19–27) km/h  all cells (median) ± 6.0  ε 2" in line
 
 
-def test_the_modelled_mean_leads_and_the_raw_one_follows():
+def test_the_estimate_leads():
     releases = Releases(ZoneInfo("America/Chicago"))
     releases.add(WINDOW, {"ce_id": b"m"}, _marker(1))
     cell = json.loads(_cell("87283472bffffff", 40, 23.0, 14.0))
     cell["post_processed"] = {"mean": {"method": "kalman", "value": 20.0, "interval": [17.0, 23.0], "unit": "km/h"}}
     releases.add(HEXAGON_SPEED, {"ce_id": b"a"}, json.dumps(cell).encode())
     (line,) = releases.lines()
-    assert "modelled mean 20.0 (17–23) km/h  all cells (median) ± 3.0, by events ± 3.0" in line
-    assert "raw 23.0 (9–37), median ± 14.0" in line
+    assert "mean 20.0 (17–23) km/h  all cells (median) ± 3.0" in line
 
 
 def test_repeats_and_messages_that_fail_their_schema_are_counted_and_not_shown():
@@ -89,25 +87,15 @@ def test_repeats_and_messages_that_fail_their_schema_are_counted_and_not_shown()
     assert "failing their JSON Schema: 1 (hexveil.hexagon-speed.v1: " in releases.summary()
 
 
-def _histogram(**changes: object) -> bytes:
+def test_a_window_with_a_histogram_waits_for_it():
     domain = {"south": 30.0, "west": -98.0, "north": 31.0, "east": -97.0, "rows": 2, "columns": 2}
     grid = {"kind": "grid", "x_edges": [0, 2], "y_edges": [0, 1, 2], "counts": [[30, 12]], "variances": 2.0}
-    grid |= {"noise": "independent"} | changes
     body = {"feed": "bus", "window": _WINDOW, "relation": "participation", "epsilon": 1.0, "mechanism": "ug"}
-    return json.dumps(body | {"fixes_per_user": 1, "domain": domain, "structure": grid}).encode()
-
-
-def test_a_window_with_a_histogram_waits_for_it_and_shows_how_many_are_on_the_map():
-    releases = Releases(ZoneInfo("America/Chicago"))
-    releases.add(WINDOW, {"ce_id": b"m"}, _marker(2))
-    releases.add(HEXAGON_SPEED, {"ce_id": b"a"}, _cell("87283472bffffff", 40, 23.0, 4.0))
+    body |= {"fixes_per_user": 1, "domain": domain, "structure": grid | {"noise": "independent"}}
+    releases = _view()
     assert releases.lines() == []
-    releases.add(SPATIAL_HISTOGRAM, {"ce_id": b"h"}, _histogram(y_edges=[0, 1, 3]))
-    assert releases.lines() == []
-    assert "failing their JSON Schema: 1 (hexveil.spatial-histogram.v1: y edges must rise" in releases.summary()
-    releases.add(SPATIAL_HISTOGRAM, {"ce_id": b"i"}, _histogram())
-    (line,) = releases.lines()
-    assert "on the map ug 42 (38–46)" in line
+    releases.add(SPATIAL_HISTOGRAM, {"ce_id": b"h"}, json.dumps(body).encode())
+    assert len(releases.lines()) == 1
 
 
 def _until_dashboard(stderr: IO[str]) -> list[str]:
@@ -158,7 +146,7 @@ def test_a_street_map_that_the_operator_chose_is_shown_instead_of_the_simulated_
     file.write_text(text.replace('# basemap = "city.pmtiles"', line) if chosen == "file" else text)
     with mock.patch.dict(os.environ, {"HEXVEIL_PUBLIC__BASEMAP": str(ours)} if chosen == "environment" else {}):
         configured = choose_config(file)
-        setup = Setup(configured, NeighbouringRelation.VALUES, [], Feeding(None, "canonical"), tmp_path)
+        setup = Setup(configured, NeighbouringRelation.VALUES, [], Feeding(60), tmp_path)
         basemap = setup.config(RedisServer(tmp_path / "redis")).public.basemap
         assert read_config(configured).public.basemap == basemap, "its processes show the same"
     assert basemap == (None if chosen == "nowhere" else ours)
@@ -263,33 +251,14 @@ def test_make_passes_on_that_kafka_is_insisted_on(repo_root):
     assert "--kafka" in result.stdout
 
 
-@pytest.fixture
-def recording(tmp_path: Path) -> Path:
-    """Six buses of four hours, in CapMetro's format: one window ends before the recording does."""
-    path = tmp_path / "day.csv.gz"
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        file.write("vehicle_id,timestamp,speed,latitude,longitude\n")
-        for minute in range(0, 240, 2):
-            moment = f"2017-03-21T{6 + minute // 60:02d}:{minute % 60:02d}:00-05:00"
-            file.writelines(f"{bus},{moment},{8 + bus},30.27,{-97.74 + bus / 100}\n" for bus in range(6))
-    return path
-
-
-@pytest.mark.parametrize(("kafka", "seconds"), [("--kafka", 30), ("--no-kafka", 15)], ids=["--kafka", "--no-kafka"])
-def test_a_recording_is_shown_until_its_seconds_are_over(hexveil, repo_root, recording, kafka, seconds):
+def test_buses_are_shown_through_kafka_until_the_seconds_are_over(hexveil, repo_root):
     """A busy machine that releases nothing in so many seconds is given more."""
-    shown = ["03-21 06:00–09:00", "Windows closed: 2" if kafka == "--no-kafka" else "Windows closed: "]
-    for longer in (1, 4, 16):
-        command = [*hexveil, "demo", "--seconds", str(seconds * longer), kafka]
-        command += ["--feed", str(recording), "--format", "capmetro"]
-        done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        if all(text in done.stdout for text in shown):
-            break
-    else:
-        raise AssertionError(f"{shown} were not shown: {done.stdout}")
+    command = [*hexveil, "demo", "--kafka", "--fleet", "60", "--seconds", "20"]
+    done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "06:00–06:15" in done.stdout
     assert "failing their JSON Schema: 0" in done.stdout
-    assert "events sent: 720" in done.stdout
+    assert "events sent: " in done.stdout
 
 
 def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does(hexveil, repo_root):
@@ -300,17 +269,6 @@ def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does(hexveil, rep
         rest, errors = demo.communicate(timeout=60)
     assert demo.returncode == 0, errors
     assert "Windows closed: " in rest
-
-
-def test_without_kafka_a_recording_under_participation_is_refused_with_the_command_that_names_its_time(
-    hexveil, repo_root, recording
-):
-    command = [*hexveil, "demo", "--no-kafka", "--feed", str(recording), "--format", "capmetro"]
-    done = subprocess.run(
-        [*command, "--config", "config/riders-live.toml"], cwd=repo_root, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "--offline --from" in done.stderr
 
 
 _QUARTERS = [f"2026-03-03T07:{minute:02d}:00Z" for minute in range(4)]
