@@ -56,7 +56,6 @@ class Commands(TyperGroup):
 
 
 def _command_of(subject: str) -> Any:
-    """The command or group of a subject."""
     place, name = _ELSEWHERE.get(subject, (subject, "command"))
     command, alone = getattr(import_module(f"stream.cli.{place}"), name), typer.Typer()
     if isinstance(command, typer.Typer):

@@ -69,7 +69,6 @@ def _promise(settings: Config) -> str:
 
 
 def _histogram(settings: Config, windows: int) -> dict[str, Any] | None:
-    """What spatial histograms are released and what they cost; None if none are configured."""
     if settings.histogram is None:
         return None
     chosen, (_, per_one) = settings.histogram, settings.privacy.ledger_unit
@@ -104,7 +103,6 @@ def _histogram_text(settings: Config, costs: dict[str, Any]) -> str:
 
 
 def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[str, Any] | None) -> dict[str, object]:
-    """What ``--json`` prints, except for the file and the rules."""
     windows = settings.privacy.period // settings.window.slot
     report: dict[str, object] = {
         "relation": settings.relation,
@@ -180,7 +178,6 @@ def _by_whom(settings: Config) -> str:
 
 
 def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dict[str, Any] | None) -> Iterator[str]:
-    """What the configuration promises, for people."""
     yield (
         f"Promise: for one user of feed '{settings.feed.name}' and one ledger period "
         f"({_span(settings.privacy.period)}), everything "

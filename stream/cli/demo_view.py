@@ -209,7 +209,6 @@ def _within(pairs: list[_Window]) -> float:
 
 
 def _incident(pairs: list[_Window]) -> list[str]:
-    """What the map showed of the first incident's drop, a number for each window."""
     first = next((number for number, pair in enumerate(pairs) if pair.incident), None)
     if first is None:
         return ["  no incident was seen whole yet"]

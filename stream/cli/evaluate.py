@@ -128,7 +128,6 @@ def choose_settings(
 
 
 def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
-    """The named variants of the configuration; exit 2 for one that its relation does not offer."""
     from stream.evaluation.evaluate import variant_names
 
     known = variant_names(settings)
@@ -158,13 +157,11 @@ def _windows(settings: Config, rows: npt.NDArray[np.void], start: str | None) ->
 
 def read_rows(settings: Config, files: list[Path], file_format: str, *, users_are_events: bool) -> npt.NDArray[np.void]:
     """Rows of the recording, events or snapshots; exit 2 if it cannot be read, has no events, or no users."""
-    from stream.diagnosis.observations import InspectionError
-    from stream.diagnosis.reading import read_recording
-    from stream.diagnosis.recognition import Accepted, judged, require_events
+    from stream.diagnosis.reading import Accepted, InspectionError, judged, read_recording, require_events
     from stream.diagnosis.snapshots import read_snapshots, snapshots_in
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.sources.lines import STDIN, RecordingError
-    from stream.sources.opening import together
+    from stream.sources.recording import together
 
     accepted = Accepted(any_speed=True, users_are_events=users_are_events)
     try:
@@ -196,7 +193,6 @@ def _runs(settings: Config, names: list[str], sweep: str | None) -> list[tuple[s
 
 
 def _each(runs: list[tuple[str, Config]], steps: int, score: Callable[[str, Config, Callable[[], None]], T]) -> list[T]:
-    """The scores of every run, with a bar of so many ``steps`` a run."""
     with progress_bars() as bars:
         task = bars.add_task("evaluating", total=len(runs) * steps)
         return [score(name, variant, lambda: bars.advance(task)) for name, variant in runs]

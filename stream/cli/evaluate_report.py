@@ -164,7 +164,6 @@ def print_live_scores(scores: Sequence[LiveScore]) -> None:
 
 
 def _explained(score: LiveScore) -> str:
-    """The last sentences of the table."""
     sentences = (
         f"{score.windows} windows with a median of {score.vehicles:g} users, {score.draws} draws; km/h. skill: 0 says "
         f"no more than the exact mean of the {score.against}, 1 is exact. oracle: an estimate of the same noise that "
@@ -233,7 +232,6 @@ def _label(score: Score) -> str:
 
 
 def _mae(score: Score) -> float:
-    """The error of a score that has one."""
     assert score.mae is not None
     return score.mae
 

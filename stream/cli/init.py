@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.options import require_new, stop, write_text
+from stream.cli.options import Force, require_new, stop, write_text
 from stream.config.search import LOCAL, template
 from stream.config.servers import MapKind
 
@@ -26,7 +26,7 @@ def command(
         MapKind,
         typer.Option("--map", help="typical: what each hour is usually like, finer than few vehicles can fill live."),
     ] = "live",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: Force = False,
 ) -> None:
     """Write a complete configuration with comments."""
     require_new(path, force=force)

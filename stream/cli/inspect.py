@@ -17,13 +17,13 @@ import typer
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import iso
-from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, choose_config, require_new, stop, write_text
+from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, Force, choose_config, require_new, stop, write_text
 
 if TYPE_CHECKING:
     from stream.config import Config
     from stream.diagnosis.inspection import Inspection, Suggestion
     from stream.diagnosis.measures import Measures
-    from stream.diagnosis.observations import Observations
+    from stream.diagnosis.reading import Observations
 
 
 NOT_PRIVATE = (
@@ -48,7 +48,7 @@ def command(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Folder for a map and histograms; needs matplotlib.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Look at so many fixes at most.")] = 1_000_000,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --write.")] = False,
+    force: Force = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -69,7 +69,7 @@ def command(
 def _one(sources: list[str]) -> str:
     """The source; a folder of links to the files if there are several."""
     from stream.sources.lines import RecordingError
-    from stream.sources.opening import together
+    from stream.sources.recording import together
 
     try:
         return sources[0] if len(sources) == 1 else str(together(list(map(Path, sources))))
@@ -78,7 +78,6 @@ def _one(sources: list[str]) -> str:
 
 
 def _given(config: Path) -> Config:
-    """A configuration; exit 2 if it is not sound."""
     from stream.config import ConfigError, load_config
 
     try:
@@ -88,7 +87,6 @@ def _given(config: Path) -> Config:
 
 
 def _report(report: Inspection, sources: list[str], config: Path | None, plot: Path | None, as_json: bool) -> None:
-    """Print and draw what was measured."""
     typer.echo(NOT_PRIVATE, err=True)
     if as_json:
         facts = {
@@ -106,12 +104,11 @@ def _report(report: Inspection, sources: list[str], config: Path | None, plot: P
 
 
 def _inspected(source: str, limit: int, given: Config | None, config: Path | None) -> Inspection:
-    """The inspection of ``source``; exit 2 if it cannot be read, 3 if a server does not answer."""
     from stream.config import ConfigError
     from stream.diagnosis.inspection import inspect
     from stream.diagnosis.live import TopicUnreachableError
-    from stream.diagnosis.observations import InspectionError
     from stream.diagnosis.observing import observe_file
+    from stream.diagnosis.reading import InspectionError
     from stream.sources.lines import RecordingError
     from stream.sources.polling import FetchError
 
@@ -168,7 +165,7 @@ def _of_topic(topic: str, limit: int, given: Config | None, config: Path | None)
 
 
 async def _fetched(url: str) -> bytes:
-    from stream.diagnosis.observations import InspectionError
+    from stream.diagnosis.reading import InspectionError
     from stream.sources.polling import Poller, PollSettings
 
     try:

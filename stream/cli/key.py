@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stream.cli.options import FAILED, ConfigFile, asked, choose_config, read_config, stop
 from stream.config import Config
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 command = typer.Typer(help="Make and replace keys.", no_args_is_help=True)
 
@@ -38,19 +41,17 @@ def signing_lost(config: ConfigFile = None) -> None:
     """Let the next close marker be signed by a key that the last one did not endorse. Every reader will see the
     break."""
     settings = read_config(choose_config(config))
-    forgotten = asked(settings, _forget_signer(settings))
+    forgotten = asked(settings, lambda redis: _forget_signer(redis, settings))
     if not forgotten:
         stop("the last close marker was not signed, or a window was committed meanwhile; nothing was changed", FAILED)
     typer.echo("The next close marker may be signed by any key, or by none.")
 
 
-async def _forget_signer(config: Config) -> bool:
+async def _forget_signer(redis: Redis, config: Config) -> bool:
     from stream.messages.chain import decode_link, encode_link
-    from stream.storage.client import redis_client
     from stream.storage.release_store import ReleaseStore
 
-    async with redis_client(config.redis) as redis:
-        store = ReleaseStore.of(redis, config)
-        stored = (await store.carried()).link
-        link = decode_link(stored)
-        return link is not None and bool(link.signer) and await store.replace_link(stored, encode_link(link.unsigned()))
+    store = ReleaseStore.of(redis, config)
+    stored = (await store.carried()).link
+    link = decode_link(stored)
+    return link is not None and bool(link.signer) and await store.replace_link(stored, encode_link(link.unsigned()))

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -19,6 +19,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.logs import log_clients
 
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
     from rich.progress import Progress
     from rich.table import Table
 
@@ -42,6 +43,7 @@ ConfigFile = Annotated[
 UsersAreEvents = Annotated[
     bool, typer.Option("--yes-users-are-events", help="Accept a user's field in which nearly every value occurs once.")
 ]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the files that the command writes.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 ExpectedRelation = Annotated[
     NeighbouringRelation | None,
@@ -77,16 +79,21 @@ def stop_service(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def asked(settings: Config, answer: Coroutine[Any, Any, T]) -> T:
+def asked(settings: Config, ask: Callable[[Redis], Awaitable[T]]) -> T:
     """What Redis answers; exit 1 with what the ledger refuses, 3 if Redis or Kafka does not answer."""
     from aiokafka.errors import KafkaError
     from redis.exceptions import RedisError
 
     from stream.config.servers import redacted
+    from stream.storage.client import redis_client
     from stream.storage.ledger import LedgerError
 
+    async def answer() -> T:
+        async with redis_client(settings.redis) as redis:
+            return await ask(redis)
+
     try:
-        return asyncio.run(answer)
+        return asyncio.run(answer())
     except LedgerError as error:
         stop(error, FAILED)
     except KafkaError as error:

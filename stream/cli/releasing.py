@@ -15,7 +15,7 @@ import typer
 
 from stream.cli.options import FAILED, USAGE, progress_bars, stop
 from stream.config import Config
-from stream.diagnosis.recognition import Accepted
+from stream.diagnosis.reading import Accepted
 from stream.messages.lines import ReleaseFileError, release_file
 from stream.messages.tables import ParquetMissingError
 from stream.sources.messages import Messages
@@ -120,7 +120,6 @@ def release_offline(
 
 
 def _end(summary: OfflineSummary, file: Path, options: ReleaseOptions, reading: dict[str, object]) -> None:
-    """Say what was released. Exits 2 if no event was used, and 1 if windows failed for their content."""
     problem = None
     if not summary.events and (summary.refused or summary.outside):
         # Under "participation" alone: which windows are released must not depend on the recording.
@@ -140,7 +139,6 @@ def _end(summary: OfflineSummary, file: Path, options: ReleaseOptions, reading: 
 
 
 def _tell(summary: OfflineSummary, out: Path | None) -> None:
-    """Print to stderr what was read and released."""
     refused = sum(summary.refused.values())
     for reason, count in summary.refused.items():
         example = f", like {summary.examples[reason]}" if reason in summary.examples else ""

@@ -8,8 +8,8 @@ from typing import Annotated, cast
 
 import typer
 
-from stream.cli.feeding import SnapshotReport, feed_kafka, parse_pace, why_no_event
-from stream.cli.options import ConfigFile, Recordings, UsersAreEvents, choose_config, load_to_release, stop
+from stream.cli.feeding import SnapshotReport, SummaryAsJson, feed_kafka, parse_pace, why_no_event
+from stream.cli.options import ConfigFile, Force, Recordings, UsersAreEvents, choose_config, load_to_release, stop
 from stream.cli.releasing import (
     AnySpeed,
     From,
@@ -22,11 +22,10 @@ from stream.cli.releasing import (
 )
 from stream.config import ConfigError, load_config
 from stream.config.feed import derived_speed_note
-from stream.diagnosis.recognition import Accepted, recognised
+from stream.diagnosis.reading import Accepted, recognised
 from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.lines import STDIN, RecordingError
-from stream.sources.opening import together
-from stream.sources.replay import Order, Replay
+from stream.sources.recording import Order, Replay, together
 from stream.windows import SpanError
 
 
@@ -51,19 +50,14 @@ def command(
             help="Offline: file for the releases. .ndjson holds all messages; .csv, .geojson and .parquet the hexagons."
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --out.")] = False,
+    force: Force = False,
     start: From = None,
     end: Until = None,
     state: LedgerFolder = None,
     any_speed: AnySpeed = False,
     users_are_events: UsersAreEvents = False,
     config: ConfigFile = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print the summary alone, as JSON, to stdout; to stderr where releases go to stdout."
-        ),
-    ] = False,
+    as_json: SummaryAsJson = False,
 ) -> None:
     """Send a recording to the feed's Kafka topic, or release it without Kafka (--offline)."""
     file = _one(files)
@@ -125,7 +119,6 @@ def _note(sentence: str) -> None:
 def _check_options(
     file: Path, order: str, offline: bool, out: Path | None, start: str | None, end: str | None, state: Path | None
 ) -> None:
-    """Raises :class:`typer.BadParameter` for options that contradict each other."""
     if order not in ("time", "file"):
         raise typer.BadParameter(f"{order!r} is neither 'time' nor 'file'", param_hint="--order")
     check_span(start, end)
@@ -136,7 +129,6 @@ def _check_options(
 
 
 def _check_offline(speed: str, order: str) -> None:
-    """Raises :class:`typer.BadParameter` for options that say how events are sent, because none is."""
     given = {"--speed": speed != "max", "--order": order != "time"}
     sending = [option for option, is_given in given.items() if is_given]
     if sending:

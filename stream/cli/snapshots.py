@@ -12,19 +12,31 @@ from typing import Annotated
 
 import typer
 
-from stream.cli.feeding import SnapshotReport, feed_kafka, parse_pace, why_no_event
-from stream.cli.live import (
+from stream.cli.feeding import (
     EventsFile,
     Feed,
     Offline,
+    SnapshotReport,
     Speeds,
     SummaryAsJson,
     check_release_file,
+    feed_kafka,
     live_speed_note,
+    parse_pace,
     run_live,
     speed_source,
+    why_no_event,
 )
-from stream.cli.options import FAILED, ConfigFile, UsersAreEvents, choose_config, load_to_release, secret_text, stop
+from stream.cli.options import (
+    FAILED,
+    ConfigFile,
+    Force,
+    UsersAreEvents,
+    choose_config,
+    load_to_release,
+    secret_text,
+    stop,
+)
 from stream.cli.releasing import (
     AnySpeed,
     From,
@@ -38,7 +50,7 @@ from stream.cli.releasing import (
 from stream.config import Config, ConfigError, load_config
 from stream.config.section import parse_duration
 from stream.config.servers import redacted
-from stream.diagnosis.recognition import Accepted
+from stream.diagnosis.reading import Accepted
 from stream.diagnosis.snapshots import events_of, files_of, reader_of
 from stream.sources.delivery import Pacer, in_background
 from stream.sources.lines import STDIN, RecordingError
@@ -81,9 +93,7 @@ def snapshot_command(form: str, what: str) -> Callable[..., None]:
         start: From = None,
         end: Until = None,
         state: LedgerFolder = None,
-        force: Annotated[
-            bool, typer.Option("--force", help="Offline, or stored snapshots: overwrite the file of --out.")
-        ] = False,
+        force: Force = False,
         any_speed: AnySpeed = False,
         users_are_events: UsersAreEvents = False,
         once: Annotated[bool, typer.Option(help="For an address: stop after one snapshot.")] = False,
@@ -150,7 +160,6 @@ def _is_address(source: str) -> bool:
 def _check_options(
     offline: bool, live: bool, out: Path | None, start: str | None, end: str | None, state: Path | None
 ) -> None:
-    """Raises :class:`typer.BadParameter` for options that contradict each other."""
     check_span(start, end)
     if (start or state) and (live or not offline):
         raise typer.BadParameter(
@@ -171,7 +180,7 @@ def _check_file(out: Path, files: list[Path], *, force: bool) -> None:
 
 
 def _polling(reader: SnapshotEvents, url: str, settings: PollSettings, *, once: bool) -> Feed:
-    from stream.sources.live import poll
+    from stream.sources.polling import poll
 
     try:
         poller = Poller(url, settings)
@@ -194,7 +203,6 @@ def _secret(option: str, text: str) -> tuple[str, str]:
 
 
 def _files(paths: list[Path]) -> list[Path]:
-    """Files in order of name, folders opened one level deep."""
     for path in paths:
         if not os.path.exists(path) and path != STDIN:  # it may also be a pipe, as shells make of <(…)
             stop(f"{redacted(str(path))} is neither a file, nor a folder, nor an http or https address")

@@ -26,6 +26,7 @@ from stream.cli.options import (
     ConfigFile,
     ExpectedRelation,
     FileFormat,
+    Force,
     Recordings,
     UsersAreEvents,
     check_plot,
@@ -163,7 +164,7 @@ def command(  # noqa: PLR0915
         Path | None, typer.Option("--plot", help="Draw the share of events against the budget (PNG, SVG or PDF).")
     ] = None,
     write: Annotated[Path | None, typer.Option(help="Write the chosen configuration to this file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --write.")] = False,
+    force: Force = False,
     users_are_events: UsersAreEvents = False,
     as_json: AsJson = False,
 ) -> None:
@@ -253,7 +254,6 @@ def _wanted(text: str, settings: Config) -> Want | DropWant:
 
 
 def _resolutions(text: str | None, settings: Config) -> list[int]:
-    """The resolutions of the search, ascending; exit 2 for others than 0 to 15."""
     if text is None:
         configured = settings.hexagons.resolution
         return [resolution for resolution in range(configured - 1, configured + 2) if 0 <= resolution <= 15]
@@ -286,7 +286,6 @@ def _slots(text: str | None, settings: Config) -> list[timedelta]:
 
 
 def _searched(total: int, described: Callable[[Any], str], run: Callable[[Callable[[Any], None]], T]) -> T:
-    """What a search finds, with a bar on a terminal; exit 2 if no grid can be tried."""
     with progress_bars() as bars:
         task = bars.add_task("tuning", total=total)
         try:

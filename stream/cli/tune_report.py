@@ -133,7 +133,6 @@ def _sentence(trial: Trial, want: Want) -> str:
 
 
 def _verdict(trial: Trial, tuning: Tuning) -> str:
-    """The last column of a row."""
     if trial is tuning.chosen:
         return "chosen"
     refuted = {(other.setting, other.level) for other in tuning.trials if other.confirming and not other.reaches}

@@ -160,7 +160,6 @@ def _is_keyed(tree: Any) -> bool:
 
 
 def _as_texts(sample: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> tuple[str, ...]:
-    """The roles most of whose numbers are texts."""
     texts = {role: _values(sample, roles[role]) for role in ("lat", "lng", "speed") if role in roles}
     return tuple(
         role
@@ -190,12 +189,10 @@ class _Counted(NamedTuple):
 
 
 def _named(paths: Iterable[str]) -> list[str]:
-    """The paths whose names are like that of a user."""
     return [path for path in paths if "user" in guess_fields([path]) or _LIKE_A_USER.search(_plain(path)[0])]
 
 
 def _likeness(path: str) -> int:
-    """How much a name is like that of a vehicle."""
     plain = _plain(path)[1]
     return 2 * bool(re.search(_LIKE_A_VEHICLE, plain)) + bool(re.search(r"code|codigo|id$|ref$|nr$|num|no$", plain))
 

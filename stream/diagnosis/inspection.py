@@ -31,9 +31,7 @@ from stream.config.rewriting import rewritten, toml
 from stream.config.section import BoundingBox
 from stream.config.value import QUANTUM
 from stream.diagnosis.measures import LARGEST, Measures, measure
-from stream.diagnosis.observations import WORKER, Observations
-from stream.diagnosis.reading import inspection_config, read_recording
-from stream.diagnosis.recognition import Accepted, speed_problem
+from stream.diagnosis.reading import WORKER, Accepted, Observations, inspection_config, read_recording, speed_problem
 from stream.diagnosis.refusals import REMEDIES, Refusals
 from stream.diagnosis.snapshots import read_snapshots
 from stream.diagnosis.speeds import bound_problem
@@ -266,7 +264,6 @@ def inspect(
 def _read(
     seen: Observations, source: Path | tuple[list[bytes], npt.NDArray[np.int64]], config: Config, limit: float
 ) -> tuple[npt.NDArray[np.void], Refusals, Accepted]:
-    """The rows that the service makes of the source, and what it refuses."""
     key, form = secrets.token_bytes(KEY_BYTES), config.feed.recorded_format
     if not isinstance(source, Path):
         values, arrived_us = source
@@ -281,7 +278,6 @@ def _read(
 
 
 def _refused_at_closing(config: Config, rows: npt.NDArray[np.void]) -> Counter[str]:
-    """What the rules for faulty fixes refuse when the windows are closed."""
     rules, counts = FixRules.of(config), Counter[str]()
     starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
     for start in np.unique(starts):

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from stream.config import Config
 from stream.config.servers import KafkaConfig
-from stream.diagnosis.observations import InspectionError
+from stream.diagnosis.reading import InspectionError
 from stream.diagnosis.refusals import Refusals
 from stream.diagnosis.speeds import NEWEST, SpeedCheck, bound_problem, check_rows
 from stream.diagnosis.users import LEAST_EVENTS, LEAST_SPREAD_US, events_as_users
@@ -216,7 +216,6 @@ class FeedDoubts:
             self._begin()
 
     def _of_refused(self) -> str | None:
-        """Why most events are refused, with the remedy; it stays until enough newer events are judged."""
         newest = self._refusals
         if newest.taken + newest.refused >= _LEAST_EVENTS:
             self._refused = None

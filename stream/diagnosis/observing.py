@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH, Encoding, FeedConfig, FeedFields
 from stream.diagnosis.columns import Guess, GuessError, guess, guess_fields, known_format, paths_of
-from stream.diagnosis.observations import WORKER, InspectionError, Observations, numbered
-from stream.diagnosis.reading import ageless, inspection_config
+from stream.diagnosis.reading import WORKER, InspectionError, Observations, ageless, inspection_config, numbered
 from stream.diagnosis.snapshots import observe_snapshots, snapshots_in
 from stream.diagnosis.times import TimeForm
 from stream.diagnosis.users import events_as_users, odd_names
@@ -29,7 +28,7 @@ from stream.ingestion.formats import feed_format, recording_format, times_us
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.sources.file_kinds import PARQUET, SEPARATORS, header_readings, is_remark, is_row, lists_in, seems_to_be
 from stream.sources.lines import Lines, RecordingError, open_stored
-from stream.sources.opening import open_recording, recordings_in, table_lines
+from stream.sources.recording import open_recording, recordings_in, table_lines
 
 _SAMPLE, _LOOKED_AT = 2_000, 50
 """Events whose fields and values are looked at."""
@@ -82,12 +81,10 @@ def _observe_recording(path: Path, limit: int, given: Config | None) -> Observat
 
 
 def _guessed(path: Path, limit: int, sample: _Sample, known: Guess) -> Observations:
-    """The source as it is read with guessed fields."""
     return _read(path, limit, *_guessed_config(sample, known), sample.kind, known)
 
 
 def _guessed_config(sample: _Sample, known: Guess) -> tuple[Config, str]:
-    """The configuration with guessed fields, and the format of the events."""
     config = inspection_config(None)
     paths = chain.from_iterable(paths_of(tree) for tree in sample.trees[:_LOOKED_AT])
     form = known_format(paths, known.fields) or "declared"
@@ -112,7 +109,6 @@ def _read(path: Path, limit: int, config: Config, file_format: str, kind: str, k
 
 
 def _any_speed(config: Config) -> FeedConfig:
-    """The feed with canonical events that need no speed."""
     return config.feed.model_copy(update={"format": "canonical", "speeds": "missing"})
 
 
@@ -130,7 +126,6 @@ def _fixes(
 
 
 def _taken(config: Config, fixes: list[tuple[Any, ...]], file_format: str, kind: str, known: Guess) -> Observations:
-    """The decoded events that the service takes, whatever their speed."""
     users, moments, lat, lng, speed, arrived_us = zip(*fixes, strict=True) if fixes else ((),) * 6
     places = np.array(lat, dtype=float), np.array(lng, dtype=float)
     decoder = Decoder(ageless(config), secrets.token_bytes(KEY_BYTES))
@@ -177,7 +172,6 @@ def _of_times(times: TimeForm | None) -> list[str]:
 
 
 def _sample(path: Path) -> _Sample:
-    """Events at the beginning of a file, as trees, whatever they mean."""
     with open_stored(path) as stored:  # type: ignore[union-attr]
         head = stored.peek(len(PARQUET))
     if head.startswith(PARQUET):

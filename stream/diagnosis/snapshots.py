@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH, SpeedSource
-from stream.diagnosis.observations import InspectionError, Observations, numbered
-from stream.diagnosis.reading import inspection_config, read_messages
+from stream.diagnosis.reading import InspectionError, Observations, inspection_config, numbered, read_messages
 from stream.diagnosis.refusals import Refusals
 from stream.sources.file_kinds import HEAD_BYTES, head_of, is_gtfs_realtime, is_html, unpacked
 from stream.sources.lines import RecordingError, StandardInput, open_stored
@@ -155,7 +154,6 @@ def _has_local_times(file: Path) -> bool:
 
 
 def _nothing(refused: Counter[str], problems: list[str]) -> InspectionError:
-    """Says why no fix was found, and what to do if most of what was found is refused for one reason."""
     remedy = next((REMEDIES[reason] for reason, _ in refused.most_common(1) if reason in REMEDIES), None)
     why = (
         ", ".join([*(f"{count} {reason}" for reason, count in refused.most_common()), *problems][:_NAMED])

@@ -127,7 +127,6 @@ class DropSearch:
         yield Way("pure ε", pure | {"privacy.admission": "first-come", "speed.clipping": "none"})
 
     def _try(self, grid: Grid, *, finest: bool) -> dict[tuple[Grid, str], str]:
-        """All ways on one grid; which of them cannot be tried, and why."""
         window, problems = self._config.window, dict[tuple[Grid, str], str]()
         waits = grid[1] + window.allowed_delay + (window.publication_margin or timedelta(0))
         if waits > timedelta(minutes=self._want.minutes):
@@ -141,7 +140,6 @@ class DropSearch:
         return problems
 
     def _lower(self, grid: Grid, way: Way, budget: float) -> None:
-        """Try ``budget`` and, while the want is reached, lower ones. Raises :class:`ConfigError`."""
         for _ in range(STEPS):
             if not self._trial(grid, way, budget, self._seed, self._draws).reaches:
                 return

@@ -272,13 +272,11 @@ def _score_noise(table: Errors, name: str, column: Columns, target: FloatArray, 
 def _covers(
     interval: tuple[FloatArray, FloatArray] | FloatArray, target: FloatArray, rounding: float = 0.0
 ) -> npt.NDArray[np.bool_]:
-    """Whether each interval holds its number."""
     low, high = interval
     return (low <= target + rounding) & (target <= high + rounding)
 
 
 def _events(contributions: Contributions) -> FloatArray:
-    """Events of each cell, before any are left out."""
     counts = contributions.counts
     return counts.by_cell(counts.samples).astype(np.float64)
 

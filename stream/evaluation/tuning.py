@@ -420,13 +420,11 @@ def terms_of(config: Config, trial: Trial, most: float) -> dict[str, float]:
 
 
 def _next_budget(trial: Trial) -> float:
-    """About what the next higher ε would cost: charges are in proportion to it."""
     level = min(trial.level + 1, len(EPSILONS) - 1)
     return trial.outcome.budget * EPSILONS[level] / EPSILONS[trial.level]
 
 
 def _coarseness(grid: Grid) -> tuple[int, timedelta]:
-    """Coarser grids first."""
     return grid[0], -grid[1]
 
 

@@ -115,7 +115,6 @@ def with_speeds(blocks: Iterable[Messages], events: DerivedEvents) -> Iterator[M
 
 
 def _joined(derived: Messages, whole: Messages, others: list[int]) -> Messages:
-    """``derived`` and the ``others`` of ``whole``, in order of time."""
     due = np.concatenate([derived.due, whole.due[others]])
     keys = derived.keys + [whole.keys[at] for at in others]
     values = derived.values + [whole.values[at] for at in others]

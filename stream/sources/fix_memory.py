@@ -149,7 +149,6 @@ class FixMemory:
             self._again_at = self._clock() + PAUSE_S
 
     def _named(self, error: Exception) -> str:
-        """The trouble and its remedy."""
         if not isinstance(error, ResponseError | AuthenticationError):
             return "redis is away"
         if str(error).startswith(OTHER_KEY):

@@ -67,7 +67,6 @@ class HighFrequencyPositions(SnapshotEvents):
 
 
 def _add(rows: SnapshotRows, publication: Publication, kmh: float) -> None:
-    """Add the vehicle of one message, or count why it is refused."""
     name, fix = vehicle_of(publication.topic), _read(publication.payload)
     if isinstance(fix, str):
         rows.refused[fix] += 1
@@ -105,7 +104,6 @@ def vehicle_of(topic: str) -> str | None:
 
 
 def _read(payload: bytes) -> _Fix | str:
-    """The position in a payload, or the reason why there is none."""
     if len(payload) > LARGEST_MESSAGE:
         return "too-large"
     try:

@@ -179,7 +179,6 @@ class PushIntake:
         await self._sender.confirm()
 
     def _judged(self, values: list[bytes]) -> tuple[Messages, list[dict[str, Any]]]:
-        """The messages of a request, keyed by vehicle, and the first that the service would refuse, with reasons."""
         batch = self._decoder.decode(values, time.time_ns() // 1000)
         refused = [
             {"event": at, "reason": REASONS[code].value}

@@ -214,7 +214,6 @@ class _Adding:
         return ScheduledSpeeds(self._cells, metres, seconds, days, self._trips, self._straight, +self._table.refused)
 
     def _patterns(self) -> dict[tuple[int, bytes], list[int]]:
-        """Index of the first call of every trip, by its shape and its stops."""
         trip, stop = self._table.call_trip, self._table.call_stop
         starts = np.flatnonzero(np.diff(trip, prepend=-1)).tolist()
         patterns: dict[tuple[int, bytes], list[int]] = {}
@@ -279,7 +278,6 @@ class _Adding:
         return course_of(line, self._resolution, self._step)
 
     def _stretches(self, course: Course, along: FloatArray) -> _Stretches:
-        """What lies between two stops in one cell of the domain."""
         ends = np.unique(np.concatenate([course.ends, along]))
         ends = ends[(ends >= along[0]) & (ends <= along[-1])]
         middle = (ends[1:] + ends[:-1]) / 2
@@ -351,7 +349,6 @@ class _Adding:
             self._flush()
 
     def _flush(self) -> None:
-        """Add what waits to the sums."""
         wide = len(self._cells) * len(DAYS) * 24
         self._sums = np.pad(self._sums, ((0, 0), (0, wide - self._sums.shape[1])))
         if not self._waiting:

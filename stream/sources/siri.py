@@ -104,7 +104,6 @@ def _number(text: str | None) -> float:
 
 
 def _instant_us(text: str | None, zone: ZoneInfo) -> int | None:
-    """Epoch microseconds; None for a text that is no time, or a local time that occurs twice or never."""
     if text is None:
         return None
     try:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from stream.sources.fix_memory import FixMemory  # only live feeds need it, and importing it takes time
 
 log = structlog.get_logger()
-
-SPEED_SOURCES: tuple[str, ...] = get_args(SpeedSource)
 
 _FORGET_US = 6 * 3_600_000_000
 MOST_REMEMBERED = 2**20
@@ -281,14 +279,12 @@ class SnapshotEvents:
         return snapshot.clock + self.max_future_us
 
     def _forget_after(self, set_back: Mapping[str, int]) -> None:
-        """Forget the fixes of vehicles that are later than a time (µs UTC), so that no speed is derived from them."""
         self.tally.set_back += len(set_back)
         self._derivation.forget_after(set_back)
         if self._memory is not None:
             self._set_back.update(set_back)
 
     def _remembered(self, newest: dict[str, int]) -> dict[str, int]:
-        """What stays in memory of the newest timestamps."""
         oldest = self._clock - _FORGET_US
         newest = {vehicle: moment for vehicle, moment in newest.items() if moment >= oldest}
         if len(newest) <= MOST_REMEMBERED:
@@ -346,7 +342,6 @@ class SnapshotEvents:
         return np.where(is_none, np.nan, speed)
 
     def _sent(self, speed: NDArray[np.float64], is_derived: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which rows become events here."""
         return ~np.isnan(speed)
 
     def _periods(self, time: NDArray[np.int64]) -> NDArray[np.int64]:

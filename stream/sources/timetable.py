@@ -68,7 +68,6 @@ def filled(arrival: FloatArray, departure: FloatArray, along: FloatArray) -> Tim
 
 
 def _usable(arrival: FloatArray, departure: FloatArray) -> IntArray:
-    """Rows whose first and last times are known, and whose times never go back."""
     known = ~np.isnan(arrival)
     latest = np.maximum.accumulate(np.where(known, departure, -np.inf), axis=1)
     back = (known & (arrival > departure)).any(axis=1) | (arrival[:, 1:] < latest[:, :-1]).any(axis=1)
@@ -99,7 +98,6 @@ def _kept(known: _Known) -> BoolArray:
 
 
 def _between(anchors: _Known, rows: IntArray, along: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Arrivals and departures (rows, stops) from those that are known."""
     stops = len(along)
     index = (rows[:, None] * stops + np.arange(stops)).ravel()
     before = np.searchsorted(anchors.at, index, side="right") - 1
@@ -311,7 +309,6 @@ def _date(text: str) -> date | None:
 
 
 def _count(first: date, last: date, weekday: int) -> int:
-    """How many days of a weekday lie from ``first`` to ``last``, both included."""
     begin = first + timedelta(days=(weekday - first.weekday()) % 7)
     return 0 if begin > last else (last - begin).days // 7 + 1
 

@@ -276,7 +276,6 @@ def _parts(body: bytes) -> list[bytes]:
 
 
 def _blocks(text: str) -> list[str]:
-    """The outermost blocks of the text form."""
     blocks, depth, begin = list[str](), 0, 0
     for token in _TEXT_TOKEN.finditer(text):
         depth += {"{": 1, "}": -1}.get(token[0], 0)
@@ -287,7 +286,6 @@ def _blocks(text: str) -> list[str]:
 
 
 def _of_tree(tree: Any) -> tuple[Any, int]:
-    """The message of a feed's JSON, without those entities that cannot be read."""
     message, unreadable = FeedMessage(), 0
     entities = tree.get("entity", []) or []
     if not isinstance(entities, list):
@@ -331,7 +329,6 @@ def _check_named(tree: Any, message: Any) -> None:
 
 
 def _check_numbered(message: Any) -> None:
-    """The same of protobuf, whose parser sets unknown values aside."""
     for unknown in UnknownFieldSet(message.header):
         if unknown.field_number == _INCREMENTALITY:
             raise _unknown_incrementality(str(unknown.data))

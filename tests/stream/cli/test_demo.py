@@ -19,7 +19,7 @@ import pytest
 from playwright.async_api import async_playwright, expect
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.demo_services import Feeding, Setup
+from stream.cli.demo import Feeding, Setup
 from stream.cli.demo_view import DemoWindow, Releases, report
 from stream.cli.options import choose_config, read_config
 from stream.local import RedisServer

@@ -30,8 +30,7 @@ from stream.sources import derived_events
 from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
-from stream.sources.opening import open_recording
-from stream.sources.replay import in_time_order
+from stream.sources.recording import in_time_order, open_recording
 from tests.stream.sources.speedless import (
     MINUTES,
     NAMES,

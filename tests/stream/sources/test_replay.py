@@ -40,7 +40,7 @@ from stream.sources.pushed import (
     read_body,
     serve_push,
 )
-from stream.sources.replay import Replay
+from stream.sources.recording import Replay
 from tests.stream.sources.recordings import feed, gathered
 from tests.support import hourly
 from tests.support.builders import bus_config, riders_config

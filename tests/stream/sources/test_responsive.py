@@ -20,14 +20,13 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.cli.live import live_speed_note
+from stream.cli.feeding import live_speed_note
 from stream.config.feed import FeedConfig
 from stream.sources import siri
 from stream.sources.delivery import Pacer, Progress, deliver, in_background
 from stream.sources.hfp import HighFrequencyPositions, Publication
-from stream.sources.live import poll
 from stream.sources.messages import Messages
-from stream.sources.polling import Poller, PollSettings
+from stream.sources.polling import Poller, PollSettings, poll
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import IN_FUTURE, Decode, Snapshot, SnapshotError
 from stream.sources.timestamps import RefusalWatch

@@ -21,12 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from stream.config.feed import FeedConfig, FeedFields
-from stream.diagnosis.reading import read_recording
-from stream.diagnosis.recognition import Accepted, recognised, require_events, speed_problem
+from stream.diagnosis.reading import Accepted, read_recording, recognised, require_events, speed_problem
 from stream.diagnosis.refusals import Refusals
 from stream.sources.lines import RecordingError
-from stream.sources.opening import open_recording
-from stream.sources.replay import Replay
+from stream.sources.recording import Replay, open_recording
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT
 from tests.support.feeding import make_config
