@@ -379,12 +379,12 @@ def _spill(run: Messages) -> IO[bytes]:
     return file
 
 
-_Block = tuple[list[int], list[bytes | None], list[bytes]]
+_Rows = tuple[list[int], list[bytes | None], list[bytes]]
 
 
 def _rows(run: IO[bytes], index: int) -> Iterator[tuple[int, int, bytes | None, bytes]]:
     while head := run.read(8):
-        columns = msgspec.msgpack.decode(run.read(int.from_bytes(head, "little")), type=_Block)
+        columns = msgspec.msgpack.decode(run.read(int.from_bytes(head, "little")), type=_Rows)
         for time, key, value in zip(*columns, strict=True):
             yield time, index, key, value
 
