@@ -19,7 +19,7 @@ from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
 from stream.cli.check_rules import rules_of, text_of
 from stream.cli.evaluate import read_rows
-from stream.cli.options import AsJson, ConfigFile, UsersAreEvents, choose_config, read_config, stop, write_text
+from stream.cli.options import AsJson, ConfigFile, UsersAreEvents, choose_config, load_to_release, stop, write_text
 from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.config.promise import NAMES, bounds, one_day_among_others
@@ -336,7 +336,7 @@ def command(
     if sheet is not None and sheet.suffix not in (".html", ".md"):
         stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one")
     chosen = choose_config(config)
-    settings = read_config(chosen)
+    settings = load_to_release(chosen)
     if recording:
         rows = read_rows(settings, recording, settings.feed.recorded_format, users_are_events=users_are_events)
         typer.echo(f"{' '.join(map(str, recording))}: {len(rows)} events can be used", err=True)

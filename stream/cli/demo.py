@@ -32,7 +32,7 @@ from stream.cli.options import (
     ConfigFile,
     Interrupts,
     choose_config,
-    read_config,
+    load_to_release,
     stop,
     stopped_by_signals,
 )
@@ -139,8 +139,8 @@ class Setup:
             os.environ.update(CITY)
         if self.relation == NeighbouringRelation.VALUES:
             os.environ["HEXVEIL_WINDOW__LATENESS"] = "event-time"  # the events of a simulated day are in the past
-        os.environ.update(self._write_city(read_config(self.chosen)))
-        return read_config(self.chosen)
+        os.environ.update(self._write_city(load_to_release(self.chosen)))
+        return load_to_release(self.chosen)
 
     def _write_city(self, settings: Config) -> dict[str, str]:
         """The names, lines and stops of the simulated city, which is invented, for the map; streets where none are
@@ -309,7 +309,7 @@ def command(
                 config.write_text(for_fleet(NeighbouringRelation.VALUES, fleet), encoding="utf-8")
                 typer.echo(f"Configuration: what 'hexveil init --vehicles {fleet}' writes", err=True)
             chosen = choose_config(config, NeighbouringRelation.PARTICIPATION if fleet is None else None)
-            settings = read_config(chosen)
+            settings = load_to_release(chosen)
             named = ["--config", str(chosen.file if config is None else config)] if fleet is None or config else []
             if fleet is None and settings.relation == NeighbouringRelation.PARTICIPATION:
                 feeding = Feeding(VEHICLES, scratch / "truth.ndjson")

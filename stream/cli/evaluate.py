@@ -24,8 +24,8 @@ from stream.cli.options import (
     UsersAreEvents,
     check_plot,
     choose_config,
+    load_to_release,
     progress_bars,
-    read_config,
     stop,
     warn_not_private,
 )
@@ -121,7 +121,7 @@ def choose_settings(
 ) -> tuple[Chosen, Config]:
     """The chosen configuration and its file; exit 2 if its relation is not the one asked for."""
     chosen = choose_config(config, relation)
-    settings = read_config(chosen, **overrides)
+    settings = load_to_release(chosen, **overrides)
     if relation is not None and settings.relation != relation:
         stop(f"{chosen.file} has relation {settings.relation.value!r}, not {relation.value!r}; name another file")
     return chosen, settings
@@ -157,10 +157,9 @@ def _windows(settings: Config, rows: npt.NDArray[np.void], start: str | None) ->
 
 def read_rows(settings: Config, files: list[Path], file_format: str, *, users_are_events: bool) -> npt.NDArray[np.void]:
     """Rows of the recording, events or snapshots; exit 2 if it cannot be read, has no events, or no users."""
-    from stream.diagnosis.reading import Accepted, InspectionError, judged, read_recording, require_events
+    from stream.diagnosis.reading import Accepted, judged, read_recording, require_events
     from stream.diagnosis.snapshots import read_snapshots, snapshots_in
-    from stream.ingestion.pseudonyms import UserKeyError
-    from stream.sources.lines import STDIN, RecordingError
+    from stream.sources.lines import STDIN
     from stream.sources.recording import together
 
     accepted = Accepted(any_speed=True, users_are_events=users_are_events)
@@ -176,7 +175,7 @@ def read_rows(settings: Config, files: list[Path], file_format: str, *, users_ar
         require_events(path, refusals)
         for note in judged(rows, refusals, settings, path, file_format, accepted):
             typer.echo(f"Note: {note}", err=True)
-    except (InspectionError, OSError, RecordingError, UserKeyError) as error:
+    except OSError as error:
         stop(error)
     return rows
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, progress_bars, stop, stopped_by_signals
+from stream.cli.options import FAILED, USAGE, progress_bars, stop, stopped_by_signals
 from stream.config import Config
 from stream.config.feed import FeedConfig, SpeedSource, derived_speed_note
 from stream.sources.lines import RecordingError
@@ -86,16 +86,12 @@ def feed_kafka(
 
     Exits 1 if the recording is damaged, 2 if all of it would be late, 3 if Kafka does not answer.
     """
-    from stream.sources.delivery import DeliveryError, Progress
+    from stream.sources.delivery import Progress
 
     progress, failure, interrupted = Progress(), None, False
     began = time.monotonic()
     try:
         interrupted = asyncio.run(_deliver(config, _in_time(config, blocks), pacer, progress, share_read))
-    except TooLateError as error:
-        stop(error)
-    except DeliveryError as error:
-        stop(error, UNREACHABLE)
     except RecordingError as error:
         failure = error
     seconds = time.monotonic() - began
@@ -318,11 +314,8 @@ def _release(config: Config, feed: Feed, source: str, out: Path, *, force: bool)
 
     from redis.exceptions import RedisError
 
-    from stream.embedded import EmbeddedError, EmbeddedSink
-    from stream.ingestion.pseudonyms import UserKeyError
-    from stream.local import LocalServerError, RedisServer
-    from stream.storage.ledger import LedgerError
-    from stream.storage.row_store import StateError
+    from stream.embedded import EmbeddedSink
+    from stream.local import RedisServer
 
     if out.exists() and not force:
         stop(f"{out} exists, and its releases cannot be drawn again; name another file, or overwrite it with --force")
@@ -334,23 +327,13 @@ def _release(config: Config, feed: Feed, source: str, out: Path, *, force: bool)
         with RedisServer() as server:
             embedded = config.model_copy(update={"redis": config.redis.model_copy(update={"url": server.url})})
             _run(feed, lambda stopping: EmbeddedSink(embedded, out, stopping))
-    except UserKeyError as error:
-        stop(error)
-    except (EmbeddedError, LedgerError, LocalServerError, StateError) as error:
-        stop(error, FAILED)
     except (BrokenProcessPool, RedisError, OSError) as error:
         stop(f"the release of {source} ended: {error}; what {out} contains was released", FAILED)
 
 
 def _run(feed: Feed, sink: Callable[[asyncio.Event], Sink]) -> None:
-    from stream.sources.delivery import DeliveryError
-    from stream.sources.polling import FetchError
-
     async def run() -> None:
         stopping = stopped_by_signals()
         await feed(sink(stopping), stopping)
 
-    try:
-        asyncio.run(run())
-    except (FetchError, DeliveryError) as error:
-        stop(error, UNREACHABLE)
+    asyncio.run(run())

@@ -14,7 +14,7 @@ import typer
 
 from stream.cli.feeding import refusals
 from stream.cli.options import ConfigFile, Force, choose_config, require_new, stop, write_text
-from stream.config import Config, ConfigError, load_config
+from stream.config import Config, load_config
 from stream.config.public_cells import MAX_CELLS
 from stream.sources.places import Places, as_area, as_features, as_table, places
 from stream.sources.schedule import Mode, Schedule, ScheduleError, read_schedule
@@ -53,15 +53,12 @@ def command(
     facts; they cost no budget.
     """
     _check_options(out, area, force=force, as_json=as_json)
-    try:
-        settings = load_config(choose_config(config, silent=as_json))
-        schedule = read_schedule(file, mode or tuple(Mode))
-        if mode and not schedule.routes:
-            raise ScheduleError(f"{file} has no route of that mode; it has {_listed(schedule)}")
-        level = settings.hexagons.resolution if resolution is None else resolution
-        chart = places(schedule, settings.feed.domain, level)
-    except (ConfigError, ScheduleError) as error:
-        stop(error)
+    settings = load_config(choose_config(config, silent=as_json))
+    schedule = read_schedule(file, mode or tuple(Mode))
+    if mode and not schedule.routes:
+        raise ScheduleError(f"{file} has no route of that mode; it has {_listed(schedule)}")
+    level = settings.hexagons.resolution if resolution is None else resolution
+    chart = places(schedule, settings.feed.domain, level)
     if not chart.cells:
         stop(
             f"{file}: none of its {len(schedule.stops)} stops lies in feed.domain, and no route crosses it; correct "

@@ -20,7 +20,7 @@ from stream.cli.feeding import (
     speed_source,
 )
 from stream.cli.options import ConfigFile, Force, choose_config, load_to_release, secret_text, stop
-from stream.config import ConfigError, load_config
+from stream.config import load_config
 from stream.sources.hfp import EVERY_POSITION, HighFrequencyPositions
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def command(
         reader = HighFrequencyPositions(settings.feed, settings.slotting, source_of_speeds, settings.relation)
         broker = Broker(address, tuple(topic or [EVERY_POSITION]), ca, None if login is None else _login(login))
         broker.tls()
-    except (ConfigError, ValueError) as error:
+    except ValueError as error:
         stop(error)
     note = live_speed_note(settings, source_of_speeds)
     report = SnapshotReport(reader, note, as_json, on_stderr=str(out) == "-", unit="messages")

@@ -17,7 +17,7 @@ import typer
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import iso
-from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, Force, choose_config, require_new, stop, write_text
+from stream.cli.options import AsJson, ConfigFile, Force, choose_config, require_new, stop, write_text
 
 if TYPE_CHECKING:
     from stream.config import Config
@@ -59,31 +59,15 @@ def command(
         )
     if write is not None:
         require_new(write, force=force)
-    given = None if config is None else _given(config)
-    report = _inspected(_one(sources), limit, given, config)
+    from stream.config import load_config
+    from stream.sources.recording import together
+
+    given = None if config is None else load_config(choose_config(config))
+    source = sources[0] if len(sources) == 1 else str(together(list(map(Path, sources))))
+    report = _inspected(source, limit, given, config)
     _report(report, sources, config, plot, as_json)
     if write is not None and relation is not None:
         _write(write, relation, report.suggestions)
-
-
-def _one(sources: list[str]) -> str:
-    """The source; a folder of links to the files if there are several."""
-    from stream.sources.lines import RecordingError
-    from stream.sources.recording import together
-
-    try:
-        return sources[0] if len(sources) == 1 else str(together(list(map(Path, sources))))
-    except (OSError, RecordingError) as error:
-        stop(error)
-
-
-def _given(config: Path) -> Config:
-    from stream.config import ConfigError, load_config
-
-    try:
-        return load_config(choose_config(config))
-    except ConfigError as error:
-        stop(error)
 
 
 def _report(report: Inspection, sources: list[str], config: Path | None, plot: Path | None, as_json: bool) -> None:
@@ -104,37 +88,29 @@ def _report(report: Inspection, sources: list[str], config: Path | None, plot: P
 
 
 def _inspected(source: str, limit: int, given: Config | None, config: Path | None) -> Inspection:
-    from stream.config import ConfigError
     from stream.diagnosis.inspection import inspect
-    from stream.diagnosis.live import TopicUnreachableError
     from stream.diagnosis.observing import observe_file
     from stream.diagnosis.reading import InspectionError
     from stream.sources.lines import RecordingError
-    from stream.sources.polling import FetchError
 
     path = Path(source)
-    try:
-        is_address = source.lower().startswith(("http://", "https://"))
-        if is_address or source == "-":
-            with tempfile.TemporaryDirectory() as folder:  # it is read more than once
-                copy = Path(folder) / "the answer"
-                if is_address:
-                    copy.write_bytes(asyncio.run(_fetched(source)))
-                else:
-                    _copy_standard_input(copy)
-                try:
-                    return inspect(observe_file(copy, limit, given), copy, given, limit)
-                except (InspectionError, RecordingError) as error:
-                    raise InspectionError(str(error).replace(f"{folder}{os.sep}", "")) from None
-        if os.path.exists(source):  # Path.exists raises for a name that is too long
-            return inspect(observe_file(path, limit, given), path, given, limit)
-        if "/" in source or path.suffix in (".csv", ".ndjson", ".json", ".parquet", ".pb", ".gz"):
-            raise InspectionError(f"{source}: no such file")
-        return _of_topic(source, limit, given, config)
-    except (ConfigError, InspectionError, RecordingError) as error:
-        stop(error)
-    except (FetchError, TopicUnreachableError) as error:
-        stop(error, UNREACHABLE)
+    is_address = source.lower().startswith(("http://", "https://"))
+    if is_address or source == "-":
+        with tempfile.TemporaryDirectory() as folder:  # it is read more than once
+            copy = Path(folder) / "the answer"
+            if is_address:
+                copy.write_bytes(asyncio.run(_fetched(source)))
+            else:
+                _copy_standard_input(copy)
+            try:
+                return inspect(observe_file(copy, limit, given), copy, given, limit)
+            except (InspectionError, RecordingError) as error:
+                raise InspectionError(str(error).replace(f"{folder}{os.sep}", "")) from None
+    if os.path.exists(source):  # Path.exists raises for a name that is too long
+        return inspect(observe_file(path, limit, given), path, given, limit)
+    if "/" in source or path.suffix in (".csv", ".ndjson", ".json", ".parquet", ".pb", ".gz"):
+        raise InspectionError(f"{source}: no such file")
+    return _of_topic(source, limit, given, config)
 
 
 def _copy_standard_input(copy: Path) -> None:

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import typer
 
-from stream.cli.options import FAILED, AsJson, ConfigFile, asked, choose_config, read_config, stop
+from stream.cli.options import FAILED, AsJson, ConfigFile, asked, choose_config, load_to_release, stop
 from stream.config import Config
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ command = typer.Typer(
 @command.command("show")
 def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Show the number of users charged and the sum of charges in each ledger period."""
-    settings = read_config(choose_config(config))
+    settings = load_to_release(choose_config(config))
     from stream.storage.shared_ledger import retirement_held_by
     from stream.windows import utc_text
 
@@ -136,7 +136,7 @@ def adopt(
 ) -> None:
     """Release windows of periods that began before this ledger was born. First run it without options and read its
     text."""
-    settings = read_config(choose_config(config))
+    settings = load_to_release(choose_config(config))
     from stream.windows import utc_text
 
     try:
@@ -160,7 +160,7 @@ def retry(
 ) -> None:
     """Close a window again that was set aside, unless a later one was planned since; without WINDOW, list what was set
     aside."""
-    settings = read_config(choose_config(config))
+    settings = load_to_release(choose_config(config))
     from stream.storage.release_store import ReleaseStore
     from stream.windows import utc_text
 
@@ -202,7 +202,7 @@ def leave(
 ) -> None:
     """Let a feed leave its shared ledger, for example one that was given up. First run it without --yes and read its
     text."""
-    settings = read_config(choose_config(config))
+    settings = load_to_release(choose_config(config))
     _require_shared(settings)
     if not yes:
         stop(f"Feed '{feed}' of ledger '{settings.shared_ledger}'.\n{_LEAVING}")
@@ -217,7 +217,7 @@ def budget(
 ) -> None:
     """State the configured budget to the feeds of a shared ledger, also a higher one. First run it without --yes and
     read its text."""
-    settings = read_config(choose_config(config))
+    settings = load_to_release(choose_config(config))
 
     (_, per_one), given = settings.privacy.ledger_unit, settings.privacy.ledger_budget
     _require_shared(settings)

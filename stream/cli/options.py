@@ -86,7 +86,6 @@ def asked(settings: Config, ask: Callable[[Redis], Awaitable[T]]) -> T:
 
     from stream.config.servers import redacted
     from stream.storage.client import redis_client
-    from stream.storage.ledger import LedgerError
 
     async def answer() -> T:
         async with redis_client(settings.redis) as redis:
@@ -94,8 +93,6 @@ def asked(settings: Config, ask: Callable[[Redis], Awaitable[T]]) -> T:
 
     try:
         return asyncio.run(answer())
-    except LedgerError as error:
-        stop(error, FAILED)
     except KafkaError as error:
         stop(f"Kafka at {settings.kafka.bootstrap} does not answer: {error}", UNREACHABLE)
     except (RedisError, OSError) as error:
@@ -226,7 +223,7 @@ def load_to_release(chosen: Chosen, **overrides: Any) -> Config:
 
 
 def read_service_config(named: Path | None, load: Callable[[Chosen], Config]) -> Config:
-    """Like :func:`read_config`, for a service: errors go to its log, as do messages of the clients."""
+    """Load a configuration for a service: errors go to its log, as do messages of the clients."""
     from stream.config import ConfigError, find_config
 
     log_clients(True)
@@ -236,16 +233,6 @@ def read_service_config(named: Path | None, load: Callable[[Chosen], Config]) ->
         return load(chosen)
     except ConfigError as error:
         stop_service(str(error), USAGE)
-
-
-def read_config(chosen: Chosen, **overrides: Any) -> Config:
-    """The configuration as :func:`load_to_release` returns it; exit 2 with the reason if it is wrong."""
-    from stream.config import ConfigError
-
-    try:
-        return load_to_release(chosen, **overrides)
-    except ConfigError as error:
-        stop(error)
 
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)

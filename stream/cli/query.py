@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from stream.cli.options import AsJson, show, stop, table_of
-from stream.messages.lines import LineError, lines_in
+from stream.messages.lines import lines_in
 from stream.messages.message import SPATIAL_HISTOGRAM, validator
 from stream.windows import utc_text
 
@@ -39,7 +39,6 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Count users in ranges, with 95 % intervals of the exact numbers, from released spatial histograms."""
-    from dpcore.errors import ParameterError
     from stream.messages.range_query import count_in, parse_box, read_histogram
 
     try:
@@ -50,8 +49,6 @@ def command(
             for release, histogram in ((release, read_histogram(release)) for release in chosen)
             for box in boxes
         ]
-    except (ParameterError, LineError) as error:
-        stop(error)
     except (OSError, EOFError, zlib.error) as error:
         stop(f"cannot read {file}: {error}")
     if as_json:

@@ -16,7 +16,7 @@ import typer
 from stream.cli.options import FAILED, USAGE, progress_bars, stop
 from stream.config import Config
 from stream.diagnosis.reading import Accepted
-from stream.messages.lines import ReleaseFileError, release_file
+from stream.messages.lines import release_file
 from stream.messages.tables import ParquetMissingError
 from stream.sources.messages import Messages
 from stream.windows import Window
@@ -76,12 +76,7 @@ def release_offline(
     counts true events and must not get among releases. ``blocks``: its canonical events, if ``file`` is not to be read
     for them; ``reading`` returns what the summary says about how they were read.
     """
-    from stream.ingestion.pseudonyms import UserKeyError
-    from stream.local import LocalServerError
-    from stream.offline import replay_offline
-    from stream.statistics.plan import PlanError
-    from stream.storage.ledger import LedgerError  # slow to import; a replay to Kafka does not need it
-    from stream.storage.row_store import StateError
+    from stream.offline import replay_offline  # slow to import; a replay to Kafka does not need it
 
     out = options.out
     try:
@@ -103,10 +98,6 @@ def release_offline(
             )
     except ParquetMissingError:
         stop(f"{out}: Parquet needs pyarrow; pip install 'hexveil[parquet]', or write .csv")
-    except (ReleaseFileError, UserKeyError) as error:
-        stop(error)
-    except (LedgerError, PlanError, StateError, LocalServerError) as error:
-        stop(error, FAILED)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - or Python would try again at its end, and complain
         lost = "" if options.state is None else ", and what was written before is not written again"

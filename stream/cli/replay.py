@@ -20,13 +20,12 @@ from stream.cli.releasing import (
     named_span,
     release_offline,
 )
-from stream.config import ConfigError, load_config
+from stream.config import load_config
 from stream.config.feed import derived_speed_note
 from stream.diagnosis.reading import Accepted, recognised
 from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.lines import STDIN, RecordingError
 from stream.sources.recording import Order, Replay, together
-from stream.windows import SpanError
 
 
 def command(
@@ -60,56 +59,48 @@ def command(
     as_json: SummaryAsJson = False,
 ) -> None:
     """Send a recording to the feed's Kafka topic, or release it without Kafka (--offline)."""
-    file = _one(files)
+    file = together(files)
     _check_options(file, order, offline, out, start, end, state)
     if offline:
         _check_offline(speed, order)
     pace, accepted = parse_pace(speed), Accepted(any_speed, users_are_events)
-    try:
-        settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
-        file_format = file_format or settings.feed.recorded_format
-        note = derived_speed_note(settings.relation, settings.feed.speeds)
-        if offline:
-            if note is not None and not as_json:
-                typer.echo(f"Note: {note}", err=True)
-            options = ReleaseOptions(state, out, force, accepted, as_json)
-            return release_offline(settings, file, file_format, named_span(settings, start, end), options)
-        from stream.sources.delivery import Pacer  # slow to import; what is released offline does not need it
+    settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
+    file_format = file_format or settings.feed.recorded_format
+    note = derived_speed_note(settings.relation, settings.feed.speeds)
+    if offline:
+        if note is not None and not as_json:
+            typer.echo(f"Note: {note}", err=True)
+        options = ReleaseOptions(state, out, force, accepted, as_json)
+        release_offline(settings, file, file_format, named_span(settings, start, end), options)
+        return
+    from stream.sources.delivery import Pacer  # slow to import; what is released offline does not need it
 
-        if settings.feed.derives_speeds and order == "file":
-            raise RecordingError(
-                f"feed.speeds is {settings.feed.speeds!r}, and speeds are derived in order of time; leave out --order "
-                "file, and what is read is sorted to its end before any event is sent"
-            )
-        source = Replay(file, file_format, settings.feed, order=cast("Order", order))
-        send = partial(
-            feed_kafka,
-            settings,
-            pacer=Pacer(pace),
-            share_read=None if file == STDIN else lambda: source.share_read,
-            as_json=as_json,
+    if settings.feed.derives_speeds and order == "file":
+        raise RecordingError(
+            f"feed.speeds is {settings.feed.speeds!r}, and speeds are derived in order of time; leave out --order "
+            "file, and what is read is sorted to its end before any event is sent"
         )
-        if not settings.feed.derives_speeds:
-            return send(recognised(source, settings, file, file_format, accepted=accepted, note=_note))
-        events = DerivedEvents(settings.feed, settings.slotting)
-        report = SnapshotReport(events, note, as_json, on_stderr=False, unit="blocks")
-        blocks = with_speeds(source, events)
-        try:
-            blocks = recognised(blocks, settings, file, "canonical", accepted=accepted, note=_note)
-        except RecordingError as error:
-            stop(error if events.tally.events else f"{file}: {why_no_event(events)}")
-        send(blocks, reading=report.facts)
-        if not as_json:
-            report.summary()
-    except (ConfigError, RecordingError, SpanError) as error:
-        stop(error)
-
-
-def _one(files: list[Path]) -> Path:
+    source = Replay(file, file_format, settings.feed, order=cast("Order", order))
+    send = partial(
+        feed_kafka,
+        settings,
+        pacer=Pacer(pace),
+        share_read=None if file == STDIN else lambda: source.share_read,
+        as_json=as_json,
+    )
+    if not settings.feed.derives_speeds:
+        send(recognised(source, settings, file, file_format, accepted=accepted, note=_note))
+        return
+    events = DerivedEvents(settings.feed, settings.slotting)
+    report = SnapshotReport(events, note, as_json, on_stderr=False, unit="blocks")
+    blocks = with_speeds(source, events)
     try:
-        return together(files)
-    except (OSError, RecordingError) as error:
-        stop(error)
+        blocks = recognised(blocks, settings, file, "canonical", accepted=accepted, note=_note)
+    except RecordingError as error:
+        stop(error if events.tally.events else f"{file}: {why_no_event(events)}")
+    send(blocks, reading=report.facts)
+    if not as_json:
+        report.summary()
 
 
 def _note(sentence: str) -> None:

@@ -16,7 +16,7 @@ import typer
 
 from stream.cli.feeding import feed_kafka, parse_pace
 from stream.cli.options import FAILED, ConfigFile, choose_config, stop, stopped_by_signals
-from stream.config import ConfigError, load_config
+from stream.config import load_config
 from stream.config.section import parse_duration
 from stream.ingestion.formats import time_us
 from stream.local import LOOPBACK
@@ -81,7 +81,7 @@ def command(
             interval=every,
             faults=Faults(0, 0, 0) if clean else Faults(),
         )
-    except (ConfigError, ValueError) as error:
+    except ValueError as error:
         stop(error)
     if city:
         if out is not None or serve is not None or start is not None or length is not None or speed != 1:

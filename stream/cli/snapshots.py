@@ -47,7 +47,7 @@ from stream.cli.releasing import (
     named_span,
     release_offline,
 )
-from stream.config import Config, ConfigError, load_config
+from stream.config import Config, load_config
 from stream.config.section import parse_duration
 from stream.config.servers import redacted
 from stream.diagnosis.reading import Accepted
@@ -114,7 +114,7 @@ def snapshot_command(form: str, what: str) -> Callable[..., None]:
                 query=dict(_secret("--query", text) for text in query or []),
             )
             span = named_span(settings, start, end)
-        except (ConfigError, ValueError) as error:
+        except ValueError as error:
             stop(error)
         note = live_speed_note(settings, source_of_speeds)
         report = SnapshotReport(reader, note, as_json, on_stderr=str(out) == "-")

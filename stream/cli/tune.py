@@ -288,8 +288,4 @@ def _slots(text: str | None, settings: Config) -> list[timedelta]:
 def _searched(total: int, described: Callable[[Any], str], run: Callable[[Callable[[Any], None]], T]) -> T:
     with progress_bars() as bars:
         task = bars.add_task("tuning", total=total)
-        try:
-            return run(lambda trial: bars.update(task, advance=1, description=described(trial)))
-        except ConfigError as error:
-            bars.stop()
-            stop(error)
+        return run(lambda trial: bars.update(task, advance=1, description=described(trial)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -53,7 +54,7 @@ def snapshots_in(path: Path) -> tuple[list[Path], Form] | None:
     """
     files = files_of(path)
     if files == [path]:
-        with open_stored(path) as stored:  # type: ignore[union-attr]
+        with closing(open_stored(path)) as stored:
             form = form_of(unpacked(stored.peek(HEAD_BYTES)))
         return None if form is None else (files, form)
     heads = (head for head in map(head_of, files) if not is_html(head))
@@ -86,7 +87,7 @@ def _decoded(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> 
     """The snapshots in ``files``, of which ``-`` is standard input; those that are none are added to ``problems``."""
     for path in files:
         try:
-            with open_stored(path) as stored:  # type: ignore[union-attr]
+            with closing(open_stored(path)) as stored:
                 body = stored.read_whole(_MOST) if isinstance(stored, StandardInput) else stored.read(_MOST)
             yield path, reader.decoded(body)
         except (SnapshotError, OSError) as error:

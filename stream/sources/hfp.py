@@ -60,7 +60,7 @@ class HighFrequencyPositions(SnapshotEvents):
 
         A message that cannot be read is refused alone. Raises :class:`SnapshotError` for too many vehicles.
         """
-        rows = SnapshotRows(None, received_us, self.max_future_us, self._clocks)
+        rows = SnapshotRows(None, received_us, self._clocks)
         for publication in publications:
             _add(rows, publication, SPEED_TO_KMH[self.unit])
         return self.take(rows.snapshot(), len(publications))

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 from urllib.parse import quote
 
@@ -84,9 +83,7 @@ class Poller:
         self._session = aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._session is not None
         await self._session.close()
 
@@ -302,7 +299,7 @@ class KafkaSink:
 
     async def __aexit__(self, *_: object) -> None:
         if self._sender is not None:
-            await self._sender.__aexit__(None, None, None)
+            await self._sender.__aexit__()
 
     async def take(self, messages: Messages) -> None:
         """Send and wait for the acknowledgements."""
@@ -322,7 +319,7 @@ class KafkaSink:
                 )
                 sender, self._sender = self._sender, None
                 if sender is not None:
-                    await sender.__aexit__(None, None, None)
+                    await sender.__aexit__()
                 try:
                     await asyncio.wait_for(self._stopping.wait(), _RETRY_SECONDS)
                 except TimeoutError:

@@ -137,7 +137,7 @@ class PushIntake:
         sender, self._sender = self._sender, None
         if sender is not None:
             with suppress(TimeoutError, DeliveryError):
-                await asyncio.wait_for(sender.__aexit__(None, None, None), _CLOSE_SECONDS)
+                await asyncio.wait_for(sender.__aexit__(), _CLOSE_SECONDS)
 
     async def take(self, values: list[bytes]) -> dict[str, Any]:
         """Returns what answers the request, once the broker has the events: how many, and which ones were refused.

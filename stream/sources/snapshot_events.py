@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
@@ -15,12 +15,13 @@ import structlog
 from numpy.typing import NDArray
 
 from dpcore.relation import NeighbouringRelation
-from stream.config.feed import MAX_FUTURE, SPEED_TO_KMH, FeedConfig, SpeedSource, SpeedUnit
+from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource, SpeedUnit
 from stream.sources.derived_speed import SpeedDerivation
 from stream.sources.messages import Messages
 from stream.sources.snapshots import (
     IN_FUTURE,
     LEAST_SPEED_MS,
+    MAX_FUTURE_US,
     MOST_SPEED_MS,
     Decode,
     Snapshot,
@@ -84,7 +85,7 @@ class SnapshotEvents:
     """Turns snapshots, in order of arrival, into messages for ``feed``.
 
     A vehicle whose timestamp did not advance gives no new event, unless its newest timestamp turns out to be wrong
-    because it is still ahead of a later document. ``max_future``: how far ahead of its arrival a timestamp may be.
+    because it is still ahead of a later document.
     ``speeds`` is chosen by the operator and never depends on the data: what one vehicle reports must not decide how the
     speed of another one is found.
     """
@@ -98,14 +99,12 @@ class SnapshotEvents:
         slotting: Slotting,
         speeds: SpeedSource = "missing",
         relation: NeighbouringRelation = NeighbouringRelation.VALUES,
-        max_future: timedelta = MAX_FUTURE,
     ) -> None:
         if feed.format != "canonical":
             raise ValueError(
                 f"feed.format is {feed.format!r}; events from snapshots are canonical: set feed.format to 'canonical'"
             )
         self.tally = Tally()
-        self.max_future_us = max_future // timedelta(microseconds=1)
         self.unit = feed.given_speed_unit or self.unit_of_format
         """In which reported speeds are read."""
         self._clocks = None if feed.times_zone is None else ZoneInfo(feed.times_zone)
@@ -209,7 +208,7 @@ class SnapshotEvents:
             if trouble is not None:
                 log.warning(trouble)
         if snapshot.clock is not None:
-            was_ahead = self._clock > snapshot.clock + self.max_future_us
+            was_ahead = self._clock > snapshot.clock + MAX_FUTURE_US
             self._clock = snapshot.clock if was_ahead else max(self._clock, snapshot.clock)
         self.header_us = snapshot.header
         self._recall(snapshot.vehicles)
@@ -276,7 +275,7 @@ class SnapshotEvents:
             return snapshot.arrival + _CLOCKS_DIFFER_US
         if snapshot.clock is None:
             return LATEST_S * 1_000_000
-        return snapshot.clock + self.max_future_us
+        return snapshot.clock + MAX_FUTURE_US
 
     def _forget_after(self, set_back: Mapping[str, int]) -> None:
         self.tally.set_back += len(set_back)

@@ -113,13 +113,12 @@ class SnapshotRows:
     """Collects the entries of one snapshot. An entry without a time gets that of the header, else ``received_us``.
 
     ``times_zone``: that of the clocks of entries whose times claim UTC and are local.
-    Times that are more than ``max_future_us`` after the arrival, if that is unknown after the header, come from a wrong
+    Times that are more than five minutes after the arrival, if that is unknown after the header, come from a wrong
     clock: such a header is no time of anything, and such an entry is refused, as the service would.
     """
 
     header_us: int | None
     received_us: int | None
-    max_future_us: int = MAX_FUTURE_US
     times_zone: ZoneInfo | None = None
     refused: Counter[str] = field(default_factory=Counter)
     _ahead_s: list[float] = field(default_factory=list)
@@ -130,7 +129,7 @@ class SnapshotRows:
         if self.header_us is not None and not _is_a_time(self.header_us):
             self.header_us = None
         known = self.header_us if self.received_us is None else self.received_us
-        self._latest_us = LATEST_S * 1_000_000 if known is None else known + self.max_future_us
+        self._latest_us = LATEST_S * 1_000_000 if known is None else known + MAX_FUTURE_US
         trusted = self.header_us is not None and self.header_us <= self._latest_us
         self._clock_us = self.header_us if trusted else self.received_us
 

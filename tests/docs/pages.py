@@ -99,9 +99,10 @@ def escaping(text: str) -> list[str]:
 
 
 def spoken(page: Path) -> Iterator[str]:
-    """Commands of a page: lines of its blocks, continued ones joined, and code between backticks."""
+    """Commands of a page: lines of its blocks, continued ones joined, and code between backticks. What the change log
+    says was removed is left out."""
     for block in blocks(page):
         if block.language == "sh":
             yield from block.text.replace("\\\n", " ").splitlines()
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"```.*?```|^### Removed$.*?(?=^##)", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
     yield from (quoted.replace("\n", " ") for quoted in re.findall(r"`([^`]+)`", text))

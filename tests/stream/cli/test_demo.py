@@ -21,7 +21,7 @@ from playwright.async_api import async_playwright, expect
 from dpcore.relation import NeighbouringRelation
 from stream.cli.demo import Feeding, Setup
 from stream.cli.demo_view import DemoWindow, Releases, report
-from stream.cli.options import choose_config, read_config
+from stream.cli.options import choose_config, load_to_release
 from stream.local import RedisServer
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 from tests.stream.serve.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS
@@ -148,7 +148,7 @@ def test_a_street_map_that_the_operator_chose_is_shown_instead_of_the_simulated_
         configured = choose_config(file)
         setup = Setup(configured, NeighbouringRelation.VALUES, [], Feeding(60), tmp_path)
         basemap = setup.config(RedisServer(tmp_path / "redis")).public.basemap
-        assert read_config(configured).public.basemap == basemap, "its processes show the same"
+        assert load_to_release(configured).public.basemap == basemap, "its processes show the same"
     assert basemap == (None if chosen == "nowhere" else ours)
     assert (tmp_path / "streets.geojson").exists() == (chosen == "nowhere")
 
