@@ -107,10 +107,12 @@ def redis_url(redis_server: RedisServer) -> str:
 
 
 @pytest.fixture(scope="session")
-def hexveil() -> Iterator[tuple[str, ...]]:
+def hexveil(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """The words that start the command line in a process of its own, without the second of its imports."""
-    with forking() as words:
-        yield *words, "stream"
+    folder, owner = tmp_path_factory.getbasetemp(), os.getpid()
+    if IN_PARALLEL:
+        folder, owner = folder.parent, os.getppid()
+    return (*forking(folder / "forking", owner), "stream")
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def noisy_numbers(
     return np.concatenate(samples)[:N], towns.charge(plan, 1)
 
 
-@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("weight", nightly_but(["share"], WEIGHTS))
 def test_nobody_learns_more_of_a_users_presence_than_they_are_charged_and_half_the_noise_tells_more(
     tmp_path, weight, monkeypatch
 ):
@@ -103,7 +103,7 @@ def test_nobody_learns_more_of_a_users_presence_than_they_are_charged_and_half_t
         check(epsilon_lower_bound(there, absent), charge)
 
 
-@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("weight", nightly_but(["share"], WEIGHTS))
 def test_gaussian_noise_tells_no_more_than_rho_and_half_of_it_does(tmp_path, weight, monkeypatch):
     """ρ = 0.5, so μ = 1."""
     config = zcdp_config(tmp_path, rho=0.5, rho_budget=4.0, **SETTINGS, **{"participation.weight": weight})
@@ -284,7 +284,7 @@ def test_ranges_from_earlier_releases_cost_nothing(tmp_path, weight):
     assert worst_loss(config, in_ranges) == Fraction(config.privacy.ledger_budget, 1_000_000)
 
 
-@pytest.mark.parametrize("statistics", [["mean"], ["mean", "variance", "p50"]])
+@pytest.mark.parametrize("statistics", [["mean"], nightly(["mean", "variance", "p50"])])
 def test_the_mean_of_the_area_is_part_of_the_budget_in_every_world(tmp_path, statistics):
     config = small_world(tmp_path, "share", statistics, **AREA)
     assert worst_loss(config, honest) == Fraction(config.privacy.ledger_budget, 1_000_000)
@@ -295,7 +295,7 @@ def test_the_same_audit_catches_half_the_noise_of_the_area(tmp_path):
     assert worst_loss(config, half_the_scale_of_the_area) > config.privacy.budget
 
 
-@pytest.mark.parametrize("weight", ["share", "sample"])
+@pytest.mark.parametrize("weight", [nightly("share"), "sample"])
 @pytest.mark.parametrize("bug", [first_contributors, charged_after, refund_on_restart, others_charges])
 def test_the_same_audit_catches_planted_accounting_bugs(tmp_path, bug, weight):
     config = small_world(tmp_path, weight, ["mean"])
@@ -336,8 +336,14 @@ def test_the_same_audit_catches_planted_bugs_of_rho(tmp_path, bug):
     assert worst_loss(config, bug, FEW) > Fraction(config.privacy.ledger_budget, NANO) * Fraction(21, 20)
 
 
-@pytest.mark.parametrize("accounting", ["pure", "zcdp"])
-@pytest.mark.parametrize("weight", ["share", "user", "sample"])
+@pytest.mark.parametrize(
+    ("weight", "accounting"),
+    [
+        ("share", "pure"),
+        ("sample", "zcdp"),
+        *map(nightly, ("share", "user", "user", "sample"), ("zcdp", "pure", "zcdp", "pure")),
+    ],
+)
 def test_no_user_loses_more_over_four_windows_than_they_are_charged(tmp_path, weight, accounting, record_property):
     shares = worst_shares(config_of(tmp_path, weight, accounting))
     record_property("loss", {"worst": float(max(shares)), "charged": 1.0})

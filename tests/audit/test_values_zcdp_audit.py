@@ -32,11 +32,13 @@ from tests.audit.values_transcripts import (
     worst_losses,
 )
 from tests.support.builders import SLOT, live_config, random_rows
-from tests.support.nightly import nightly_but
+from tests.support.nightly import nightly, nightly_but
 
 
 @pytest.mark.parametrize("seed", nightly_but([0], [0, 10]))
-@pytest.mark.parametrize("name", [*SETTINGS, PURE, PURE_RESIDUAL])
+@pytest.mark.parametrize(
+    "name", [nightly(name) if name == "merged" else name for name in (*SETTINGS, PURE, PURE_RESIDUAL)]
+)
 def test_no_user_loses_more_over_three_windows_than_they_are_charged(tmp_path, name, seed, record_property):
     losses, world = worst_losses(settings_of(name, tmp_path), seed)
     shares = (loss / world.spent[user] for user, loss in losses.items() if user in world.spent)
@@ -70,9 +72,7 @@ def charged_half(*given: Any, **named: Any) -> Plan:
 
 
 @pytest.mark.parametrize("bug", [half_the_scale, charged_half])
-@pytest.mark.parametrize(
-    "name", nightly_but([PURE_RESIDUAL], ["rolling and residual", "first come", PURE, PURE_RESIDUAL])
-)
+@pytest.mark.parametrize("name", nightly_but([PURE], ["rolling and residual", "first come", PURE, PURE_RESIDUAL]))
 def test_the_same_audit_catches_a_plan_that_tells_more_than_it_charges(tmp_path, name, bug):
     assert any(overspent(*worst_losses(settings_of(name, tmp_path), 10 * seed, bug)) for seed in range(2))
 

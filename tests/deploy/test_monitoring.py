@@ -52,11 +52,6 @@ def operator_series() -> set[str]:
     return {name for name, _ in _series(OperatorMetrics().registry)}
 
 
-@pytest.fixture(scope="session")
-def public_series() -> set[str]:
-    return {name for name, _ in _series(PublicMetrics().registry)}
-
-
 def _alerts(repo_root: Path) -> list[dict[str, object]]:
     groups = yaml.safe_load((repo_root / "config/prometheus/alerts.yml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
@@ -145,35 +140,10 @@ def test_a_firing_alert_links_its_runbook_by_an_address(promtool, repo_root, tmp
     _run(promtool, "test", "rules", "address.yml", cwd=tmp_path)
 
 
-def test_every_metric_of_the_alerts_exists_in_the_code(repo_root, operator_series, public_series):
-    used = {name for rule in _alerts(repo_root) for name in _METRIC.findall(str(rule["expr"]))}
-    assert len(used) >= 10
-    assert used <= operator_series | public_series
-
-
-def test_every_metric_of_the_operator_dashboard_exists_in_the_code(repo_root, operator_series):
-    used = {name for expr in _expressions(_dashboard(repo_root, "operator")) for name in _METRIC.findall(expr)}
-    assert used <= operator_series
-
-
-def test_the_public_dashboard_shows_public_metrics_of_the_code_only(repo_root, public_series):
-    used = {name for expr in _expressions(_dashboard(repo_root, "public")) for name in _METRIC.findall(expr)}
-    assert used <= public_series
-
-
 def test_the_public_dashboard_names_no_operator_metric(repo_root, operator_series):
     used = {name for expr in _expressions(_dashboard(repo_root, "public")) for name in _METRIC.findall(expr)}
     assert used
     assert not used & operator_series
-
-
-@pytest.mark.parametrize("name", ["operator", "public", "estimates"])
-def test_every_dashboard_expression_parses(promtool, repo_root, tmp_path, name):
-    rules = [{"record": "parsed", "expr": expr} for expr in _expressions(_dashboard(repo_root, name))]
-    # Equal expressions would be refused as duplicate records; what is asked here is whether each parses.
-    labelled = [{**rule, "labels": {"panel": str(number)}} for number, rule in enumerate(rules)]
-    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": name, "rules": labelled}]}))
-    _run(promtool, "check", "rules", "rules.yml", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["operator", "public", "estimates"])

@@ -235,13 +235,6 @@ def test_grants_of_a_period_add_up_to_the_budget_at_most(budget):
     assert max(_spend(rolling_grants, budget, seed).max() for seed in range(50)) <= budget
 
 
-def test_a_grant_of_another_user_is_caught():
-    def of_the_neighbour(budget, spent, left):
-        return rolling_grants(budget, np.roll(spent, 1), left)
-
-    assert max(_spend(of_the_neighbour, 10**6, seed).max() for seed in range(50)) > 10**6
-
-
 def test_whoever_was_absent_gets_what_they_did_not_spend_and_the_last_window_gets_all():
     spent = np.array([0, 400, 1000, 1500])
     assert rolling_grants(1000, spent, 4).tolist() == [250, 150, 0, 0]
@@ -289,15 +282,6 @@ def _sensitivities(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
 def test_a_user_moves_a_cell_by_the_sensitivity_and_no_less_can_be_charged(lower, upper):
     lower, upper = np.array(lower), np.array(upper)
     assert np.array_equal(_most_moved(lambda world: (lower, upper)), _sensitivities(lower, upper))
-
-
-def test_ranges_that_follow_the_true_data_are_caught():
-    def around_the_truth(world: Contributions) -> tuple[np.ndarray, np.ndarray]:
-        means = world.cell_sums() // world.counts.by_cell(world.counts.samples)
-        return np.clip(means - 1, 0, U - 2), np.clip(means - 1, 0, U - 2) + 2
-
-    moved = _most_moved(around_the_truth)
-    assert np.any(moved > _sensitivities(np.array([0, 0]), np.array([2, 2])))
 
 
 def test_the_undone_mean_of_normal_users_is_their_mean_and_without_undoing_it_is_not():

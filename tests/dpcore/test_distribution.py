@@ -101,14 +101,6 @@ def test_a_released_distribution_is_monotone_and_ends_at_the_public_total_whatev
     assert quiet.percentile(50)[0][0] == pytest.approx(np.median(contributions.values), abs=800 / 64 + 1)
 
 
-def test_a_cell_that_nobody_can_move_gets_no_distribution():
-    contributions = group((2,), (0, 0), 0)
-    cells, drawn = Distribution(0, 8).draw(
-        contributions, LaplaceScales(np.zeros((1, 1), int), np.ones((1, 1), int)), Noise()
-    )
-    assert (len(cells), drawn) == (0, None)
-
-
 UPPER = 6500
 UNIT = 2**20
 
@@ -120,15 +112,14 @@ def column(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     return values, rng.integers(0, UNIT, n)
 
 
-@pytest.mark.parametrize("degree", [0, 1, 2])
-@pytest.mark.parametrize("upper", [1, 2, 7, 6500, 100_000])
-def test_the_numbers_of_every_value_are_non_negative_and_sum_to_its_weight(degree, upper):
-    values = np.unique(np.linspace(0, upper, 5000).astype(np.int64))
-    for weight in (0, 1, 2, 3, 1000, UNIT):
-        parts = polynomials(values, np.full(len(values), weight), upper, degree)
-        assert parts.shape == (degree + 1, len(values))
-        assert (parts >= 0).all()
-        assert (parts.sum(axis=0) == weight).all()
+def test_the_numbers_of_every_value_are_non_negative_and_sum_to_its_weight():
+    for degree, upper in itertools.product([0, 1, 2], [1, 2, 7, 6500, 100_000]):
+        values = np.unique(np.linspace(0, upper, 5000).astype(np.int64))
+        for weight in (0, 1, 2, 3, 1000, UNIT):
+            parts = polynomials(values, np.full(len(values), weight), upper, degree)
+            assert parts.shape == (degree + 1, len(values))
+            assert (parts >= 0).all()
+            assert (parts.sum(axis=0) == weight).all()
 
 
 def test_count_mean_and_variance_without_noise_are_those_of_the_values():
@@ -142,16 +133,6 @@ def test_count_mean_and_variance_without_noise_are_those_of_the_values():
         assert noisy.mean(ONE_SIDED).value[0] == pytest.approx(mean, abs=1e-6)
     assert noisy.variance(ONE_SIDED).value[0] == pytest.approx(share @ (values / UPPER - mean) ** 2, abs=1e-6)
     assert noisy.variance(ONE_SIDED).low[0] == pytest.approx(noisy.variance(ONE_SIDED).high[0])
-
-
-def test_separate_numbers_at_a_third_of_epsilon_need_3_and_4_and_a_half_times_the_variance():
-    """In units of 2(Δ/ε)²: as separate numbers, count, Σ(x − 1/2) and Σ(x − 1/2)² have variances (1·3)², (1/2·3)²,
-    (1/4·3)².
-    """
-    count, first, second = np.ones(3), np.array([-0.5, 0.0, 0.5]), np.array([0.25, -0.25, 0.25])
-    apart = np.square([3.0, 1.5, 0.75])
-    together = np.array([form @ form for form in (count, first, second)])
-    assert apart / together == pytest.approx([3.0, 4.5, 3.0])
 
 
 @pytest.mark.parametrize("degree", [1, 2])
@@ -230,13 +211,6 @@ def test_the_law_has_the_given_mean_and_variance_everywhere():
     assert values.var(axis=0) == pytest.approx(variance, rel=1e-2)
 
 
-def test_a_law_whose_variance_is_taken_for_its_standard_deviation_is_caught_by_its_moments():
-    """Planted bug."""
-    mean, variance = laws()
-    values = percentiles(mean, np.sqrt(variance), upper=TOP, percents=EVERYWHERE)
-    assert np.abs(values.var(axis=0) / variance - 1).max() > 0.5
-
-
 def test_percentiles_are_those_of_samples_of_such_speeds():
     """n = 200 000 samples: percentiles of them have standard errors below 0.06 km/h, so 0.4 is refuted in one of 10^10
     runs."""
@@ -257,23 +231,22 @@ def test_percentiles_ascend_lie_in_the_range_and_mirror_when_speeds_do():
     assert mirrored == pytest.approx(TOP - values, abs=1e-4)
 
 
-@pytest.mark.parametrize("mean", [-3.0, 0.0, 20.0, TOP, 80.0])
-@pytest.mark.parametrize("variance", [-900.0, 0.0, 2000.0])
-def test_moments_that_no_law_has_are_moved_to_the_nearest_that_one_has(mean, variance):
-    inside = np.clip(mean, TOP * MEAN_SHARES[0], TOP * MEAN_SHARES[1])
-    room = inside * (TOP - inside)
-    given, moved = (
-        percentiles(np.array([m]), np.array([v]), upper=TOP, percents=USUAL)
-        for m, v in (
-            (mean, variance),
-            (inside, np.clip(variance, VARIANCE_SHARES[0] * room, VARIANCE_SHARES[1] * room)),
+def test_moments_that_no_law_has_are_moved_to_the_nearest_that_one_has():
+    for mean, variance in itertools.product([-3.0, 0.0, 20.0, TOP, 80.0], [-900.0, 0.0, 2000.0]):
+        inside = np.clip(mean, TOP * MEAN_SHARES[0], TOP * MEAN_SHARES[1])
+        room = inside * (TOP - inside)
+        given, moved = (
+            percentiles(np.array([m]), np.array([v]), upper=TOP, percents=USUAL)
+            for m, v in (
+                (mean, variance),
+                (inside, np.clip(variance, VARIANCE_SHARES[0] * room, VARIANCE_SHARES[1] * room)),
+            )
         )
-    )
-    assert np.isfinite(given).all()
-    assert given == pytest.approx(moved, abs=1e-6)
-    if mean == 20.0:
-        narrow, wide = 3.0, 60.0
-        assert (given[2] - given[0] < narrow) if variance <= 0 else (given[2] - given[0] > wide)
+        assert np.isfinite(given).all()
+        assert given == pytest.approx(moved, abs=1e-6)
+        if mean == 20.0:
+            narrow, wide = 3.0, 60.0
+            assert (given[2] - given[0] < narrow) if variance <= 0 else (given[2] - given[0] > wide)
 
 
 def test_a_cell_has_the_same_percentiles_whatever_cells_stand_beside_it():

@@ -204,17 +204,16 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
 """Case -> what is called -> (least specific error that will do, the call)."""
 
 
-@pytest.mark.parametrize(("case", "name"), [(case, name) for case, calls in REFUSED.items() for name in calls])
-def test_bad_input_is_refused_with_the_value_and_the_remedy(case, name):
-    kind, call = REFUSED[case][name]
-    with pytest.raises(kind) as refused:
-        call()
-    message = str(refused.value)
-    assert type(refused.value) is not DPError, "a kind of refusal that callers can tell apart"
-    assert re.search(r"\d|nan|None|mode|\(\)", message), f"no value in: {message}"
-    assert re.search(
-        r"[;:,] ?.*\b(give|use|leave|drop|need|plan|clip|count|keep|raise|set|must|correct|allowed)\b", message
-    ), f"no remedy in: {message}"
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused_with_the_value_and_the_remedy(case):
+    for name, (kind, call) in REFUSED[case].items():
+        with pytest.raises(kind) as refused:
+            call()
+        message = f"{name}: {refused.value}"
+        assert type(refused.value) is not DPError, "a kind of refusal that callers can tell apart"
+        assert re.search(r"\d|nan|None|mode|\(\)", str(refused.value)), f"no value in: {message}"
+        remedy = r"[;:,] ?.*\b(give|use|leave|drop|need|plan|clip|count|keep|raise|set|must|correct|allowed)\b"
+        assert re.search(remedy, str(refused.value)), f"no remedy in: {message}"
 
 
 def test_integers_of_any_type_are_taken_and_values_clipped_to_less_than_the_noise_is_for():
@@ -247,6 +246,7 @@ def test_one_user_one_sample_equal_values_and_a_range_of_0_have_defined_means(na
     plan = nothing.plan(ints(2, 1), MICRO)
     drawn = nothing.release(ints(0, 0, 0), plan, Noise())
     assert (drawn.raw, drawn.value, drawn.scale) == (0.0, 0.0, 0.0)
+    assert not plan.charges.any()
 
 
 def test_one_sample_equal_values_and_a_range_of_0_have_defined_variances_and_distributions():

@@ -77,15 +77,3 @@ def test_refuses_bad_input():
         choose_resolution(counts, parents(counts), half_width, target=0)
     with pytest.raises(ParameterError):
         choose_resolution(counts, [np.zeros(1, dtype=np.uint64)], half_width, target=1)
-
-
-@pytest.mark.parametrize("children", [2, 7, 49])
-def test_a_share_of_the_budget_for_a_parent_cell_never_makes_its_children_more_exact(children):
-    """Counts of a parent and its children at shares β and 1 − β of ε, made consistent by weighted least squares."""
-    for share in np.linspace(0.01, 0.99, 99):
-        of_child, of_parent = 1 / (1 - share) ** 2, 1 / share**2
-        design = np.vstack([np.eye(children), np.ones(children)])
-        precision = np.diag([1 / of_child] * children + [1 / of_parent])
-        consistent = np.linalg.inv(design.T @ precision @ design)[0, 0]
-        assert consistent == pytest.approx(of_child - of_child**2 / (children * of_child + of_parent))
-        assert consistent > 1  # what the whole budget gives a child without a parent

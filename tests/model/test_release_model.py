@@ -44,11 +44,15 @@ def test_a_broken_protocol_is_refuted(server, tmp_path, variant):
     print("\n".join(graph.trace))
 
 
-@pytest.mark.parametrize("variant", [*BROKEN, *BROKEN_SHARED, SLOW], ids=lambda variant: variant.name)
-def test_a_broken_protocol_differs_from_the_shipped_one(variant):
+def test_a_broken_protocol_differs_from_the_shipped_one():
     """A text that the code does not contain any more would leave the variant as shipped."""
-    storage = REPO_ROOT / "stream" / "storage"
-    sources = [REPO_ROOT / "stream" / "protocol" / "release_protocol.py", *storage.glob("*.py"), *storage.glob("lua/*")]
-    texts = [source.read_text(encoding="utf-8") for source in sources]
-    for old, _ in variant.exchanges:
-        assert sum(text.count(old) for text in texts) == 1, old
+    for variant in [*BROKEN, *BROKEN_SHARED, SLOW]:
+        storage = REPO_ROOT / "stream" / "storage"
+        sources = [
+            REPO_ROOT / "stream" / "protocol" / "release_protocol.py",
+            *storage.glob("*.py"),
+            *storage.glob("lua/*"),
+        ]
+        texts = [source.read_text(encoding="utf-8") for source in sources]
+        for old, _ in variant.exchanges:
+            assert sum(text.count(old) for text in texts) == 1, old

@@ -15,12 +15,11 @@ from dpcore.contributions import Counts
 from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.e2epriv import Objective
 from research.__main__ import STUDIES, main
-from research.papers import euler
 from research.papers.bounds import FAILURE, of_components, of_sum
 from research.papers.choice import choices, compared
 from research.papers.recorded_hour import day_of
 from research.papers.sets import population
-from research.papers.suppression import ESTIMATED, cells_after, heavy_hitter, in_another_order, uneven_heavy_hitter
+from research.papers.suppression import cells_after, heavy_hitter, uneven_heavy_hitter
 from research.papers.tuning import weighted_median
 
 
@@ -153,20 +152,6 @@ def test_a_variance_beside_the_mean_lets_a_heavy_hitter_be_dropped_at_a_larger_e
     assert 1 < max(uneven[1.0]) < 12
 
 
-def test_in_another_order_the_pairs_of_users_and_cells_stay_the_same():
-    counts = uneven_heavy_hitter(1)
-    other = in_another_order(counts, 2)
-
-    def pairs(of: Counts) -> list[tuple[int, list[int]]]:
-        """(Cell, samples in order) for each cell."""
-        return [(cell, sorted(of.samples[of.pair_cell == cell].tolist())) for cell in range(of.n_cells)]
-
-    assert pairs(other) == pairs(counts)
-    assert not np.array_equal(other.samples, counts.samples)
-    for estimated in ESTIMATED:
-        assert cells_after([other], (0.05,))[estimated] == cells_after([counts], (0.05,))[estimated]
-
-
 def test_a_weighted_median_is_that_of_draws_from_groups_chosen_by_their_probabilities():
     """Drawn instead of weighted: the median of 20 001 draws, of standard error 0.011, is off by 0.06 with α below
     10⁻⁷."""
@@ -175,41 +160,6 @@ def test_a_weighted_median_is_that_of_draws_from_groups_chosen_by_their_probabil
     drawn = [rng.choice(groups[k]) for k in rng.choice(3, 20_001, p=probability)]
     assert abs(weighted_median(groups, probability) - np.median(drawn)) < 0.06
     assert abs(weighted_median(groups, np.ones(3) / 3) - np.median(drawn)) > 0.3, "equal weights are another median"
-
-
-@pytest.mark.parametrize("side", [10, 20, 30])
-def test_ranges_lie_in_the_box_and_have_the_area_and_shape_that_their_name_states(side):
-    domain = Domain.unit_cells(side, side)
-    ranges = euler.ranges(domain, 50)
-    assert len(ranges) == len(euler.SHAPES) * len(euler.AREAS) + 2
-    for name, query in ranges.items():
-        query.require_inside(domain)
-        rows, columns = query.x1 - query.x0, query.y1 - query.y0
-        assert min(rows.min(), columns.min()) >= 1, name
-        if name in (euler.ANY, euler.WHOLE):
-            continue
-        cells = float(name.split()[2]) / 100 * side**2
-        # A side is a whole number of cells: the area is off by half a cell along the longer one at most.
-        assert (np.abs(rows * columns - cells) <= np.maximum(0.2 * cells, np.maximum(rows, columns))).all(), name
-        assert ("squares" in name) <= bool((rows == columns).all())
-        if "strips" in name:
-            assert ((rows - 1) * side < cells).all(), "one row less could not hold it"
-    assert len({*zip(ranges["rectangles of 16 %"].x1 - ranges["rectangles of 16 %"].x0, strict=True)}) > 1
-    assert ranges[euler.WHOLE].areas() == side**2
-
-
-def test_each_further_box_is_where_most_taxis_mostly_were_apart_from_earlier_boxes(monkeypatch):
-    """Forty taxis around one place and thirty around another; without a limit on what boxes share, the first would be
-    chosen twice."""
-    places = np.repeat([[0.0, 0.0], [9_000.0, 9_000.0], [-12_000.0, 3_000.0]], [50, 40, 30], axis=0)
-    monkeypatch.setattr(euler, "mostly", lambda: places)
-    first, second, third = euler.boxes(3).values()
-    assert first == euler.Box(0.0, 0.0)
-    assert (second.holds(places).sum(), third.holds(places).sum()) == (40, 30)
-    assert max(first.shared(second), first.shared(third), second.shared(third)) <= euler.SHARED
-    assert first.shared(first) == 1.0
-    monkeypatch.setattr(euler, "SHARED", 1.0)
-    assert list(euler.boxes(2).values())[-1].holds(places).sum() >= 90
 
 
 def test_every_study_that_can_be_named_has_the_one_shape():

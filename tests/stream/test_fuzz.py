@@ -10,7 +10,6 @@ from bench.fuzzing.messages import Messages
 from bench.fuzzing.mutation import Mutator
 from bench.fuzzing.targets import TARGETS
 from stream.ingestion.decoding import Decoder
-from tests.support.nightly import nightly_but
 
 SEED = 14
 
@@ -22,7 +21,7 @@ def quiet_loop():
     asyncio.set_event_loop(None)
 
 
-@pytest.mark.parametrize("name", nightly_but(list(TARGETS)[::2], TARGETS))
+@pytest.mark.parametrize("name", TARGETS)
 def test_no_input_of_the_short_campaign_breaks_a_contract(name):
     report = hunt(TARGETS[name](), SEED, seconds=0, rounds=1)
     assert report["inputs"] >= 6

@@ -143,6 +143,7 @@ async def spent(redis: Redis, config: Config) -> list[int]:
     return sorted(int(v) for v in (await redis.hgetall(FeedKeys(config.feed.name).ledger("2026-11-21"))).values())
 
 
+@pytest.mark.parametrize("config", ["pure", nightly("zcdp")], indirect=True)
 @pytest.mark.parametrize("histories", nightly_but([[crowd, does_all_of_it]], [[crowd, does_all_of_it], PARTS]))
 async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_output_is_the_same(
     config, redis, clock, histories

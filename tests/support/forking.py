@@ -1,5 +1,5 @@
 """Starts commands of the service without the second that their imports take: each is a fork of one process that has
-them.
+them, which all processes of a run share.
 
 A command has arguments, a folder, an environment, streams and a process of its own, as if Python had been started for
 it, except that variables of Python's own have no effect, that a signal gives a shell's exit code, and that after
@@ -7,6 +7,7 @@ SIGKILL it ends a moment after the process that stands for it. What this cannot 
 needs; ``tests/packaging/test_wheel.py`` runs every command.
 """
 
+import fcntl
 import gc
 import os
 import pkgutil
@@ -14,15 +15,14 @@ import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from stream.local import REPO_ROOT, die_with_parent, end_process, spawn, tail
+from stream.local import REPO_ROOT, die_with_parent, tail
 
 CLIENT = Path(__file__).with_name("forked.py")
 START_SECONDS = 120.0
@@ -32,35 +32,39 @@ KILLED = 128
 """A shell adds the signal's number to it for the exit code of a command that a signal ended."""
 
 
-@contextmanager
-def forking() -> Iterator[tuple[str, ...]]:
-    """The words before MODULE and its arguments that make a command a fork, while the block runs."""
-    with tempfile.TemporaryDirectory(prefix="hexveil-forking-") as folder:
-        address, log = Path(folder) / "socket", Path(folder) / "log"
-        server = spawn([sys.executable, "-m", __name__, str(address)], log, cwd=REPO_ROOT)
-        try:
+def forking(folder: Path, owner: int) -> tuple[str, ...]:
+    """The words before MODULE and its arguments that make a command a fork. Whoever asks first starts the process that
+    forks, in ``folder``; it ends with the process ``owner``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    address, log = folder / "socket", folder / "log"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not address.exists():
+            command = [sys.executable, "-m", __name__, str(address), str(owner)]
+            with log.open("wb") as out:
+                server = subprocess.Popen(command, cwd=REPO_ROOT, stdout=out, stderr=out, start_new_session=True)
             deadline = time.monotonic() + START_SECONDS
             while not address.exists():
                 if server.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"the process that forks commands did not start:\n{tail(log)}")
                 time.sleep(0.02)
-            yield (sys.executable, "-I", "-S", str(CLIENT), str(address))
-        finally:
-            end_process(server, 10.0)
+    return (sys.executable, "-I", "-S", str(CLIENT), str(address))
 
 
-def serve(address: Path) -> None:
-    """Fork for every connection, until this process is ended."""
+def serve(address: Path, owner: int) -> None:
+    """Fork for every connection, until the process ``owner`` has ended."""
     for package in IMPORTED:
         for module in pkgutil.iter_modules(import_module(package).__path__, f"{package}."):
             import_module(module.name)
     gc.freeze()  # so that no collection in a fork copies what all share
+    watched = os.pidfd_open(owner)
     with socket.socket(socket.AF_UNIX) as listening:
         starting = address.with_suffix(".part")
         listening.bind(str(starting))
         listening.listen(64)
         starting.rename(address)
-        while True:
+        while watched not in select.select([listening, watched], [], [])[0]:
             link, _ = listening.accept()
             if os.fork() == 0:
                 listening.close()
@@ -116,4 +120,4 @@ def become(words: list[str], folder: str, environment: dict[str, str], streams: 
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    serve(Path(sys.argv[1]), int(sys.argv[2]))

@@ -61,7 +61,7 @@ def refuted(
     assert_caught_within(n, lambda draws: released(mechanism, plan, pair, noise, draws), epsilon)
 
 
-@pytest.mark.parametrize("make", [Baseline, PooledMinimax, ArrayAveraging, AutoMean])
+@pytest.mark.parametrize("make", [nightly(Baseline), nightly(PooledMinimax), ArrayAveraging, nightly(AutoMean)])
 def test_single_cell_mechanisms_are_private_and_half_the_scale_is_not(make):
     mechanism, m = make(UPPER), np.array([3, 1, 2])
     plan = mechanism.plan(m, MICRO)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpcore.budget import MICRO
-from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
+from dpcore.errors import OverflowBoundError
 from dpcore.noise import MAX_SCALE_NUMERATOR, Noise
 from dpcore.scales import noise_ratio
 from dpcore.single_cell.cell import bestfit, losses, lower_median, widest_grouping
@@ -24,42 +24,40 @@ MECHANISMS: list[Callable[[int], Any]] = [Baseline, PooledMinimax, ArrayAveragin
 ALPHA = 1e-6
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("samples", [(1,), (2, 1), (2, 2, 2), (1, 2, 3), (4, 1, 1)])
-def test_no_user_moves_the_integer_more_than_their_sensitivity(mechanism, samples):
+def test_no_user_moves_the_integer_more_than_their_sensitivity():
     """Exhaustive over corner values: the statistic is monotone in each of them."""
-    upper, m = 3, np.array(samples)
-    mean = mechanism(upper)
-    plan = mean.plan(m, 700_000)
-    owner = np.repeat(np.arange(len(m)), m)
-    integers = {
-        values: round(mean.release(np.array(values), plan, Silence()).raw * plan.divisor)
-        for values in itertools.product((0, upper), repeat=int(m.sum()))
-    }
-    for user in range(len(m)):
-        free = owner == user
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for values, statistic in integers.items():
-            groups.setdefault(tuple(np.array(values)[~free]), []).append(statistic)
-        worst = max(max(group) - min(group) for group in groups.values())
-        assert worst <= plan.sensitivities[user]
-        assert Fraction(worst * plan.denominator * MICRO, plan.numerator) <= plan.charges[user] <= 700_000
-        if mechanism is not ArrayAveraging:
-            assert worst == plan.sensitivities[user]
+    for mechanism, samples in itertools.product(MECHANISMS, [(1,), (2, 1), (2, 2, 2), (1, 2, 3), (4, 1, 1)]):
+        upper, m = 3, np.array(samples)
+        mean = mechanism(upper)
+        plan = mean.plan(m, 700_000)
+        owner = np.repeat(np.arange(len(m)), m)
+        integers = {
+            values: round(mean.release(np.array(values), plan, Silence()).raw * plan.divisor)
+            for values in itertools.product((0, upper), repeat=int(m.sum()))
+        }
+        for user in range(len(m)):
+            free = owner == user
+            groups: dict[tuple[int, ...], list[int]] = {}
+            for values, statistic in integers.items():
+                groups.setdefault(tuple(np.array(values)[~free]), []).append(statistic)
+            worst = max(max(group) - min(group) for group in groups.values())
+            assert worst <= plan.sensitivities[user]
+            assert Fraction(worst * plan.denominator * MICRO, plan.numerator) <= plan.charges[user] <= 700_000
+            if mechanism is not ArrayAveraging:
+                assert worst == plan.sensitivities[user]
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("samples", [(1,), (2, 1), (2, 2, 2), (1, 2, 3), (5, 1, 1), (6, 2)])
-def test_the_bias_bound_is_the_worst_case(mechanism, samples):
-    upper, m = 10, np.array(samples)
-    mean = mechanism(upper)
-    plan = mean.plan(m, 400_000)
-    worst = max(
-        abs(mean.release(np.array(values), plan, Silence()).raw - np.mean(values))
-        for values in itertools.product((0, upper), repeat=int(m.sum()))
-    )
-    assert worst <= plan.bias_bound + 1e-9
-    assert worst >= plan.bias_bound - 2 / 256
+def test_the_bias_bound_is_the_worst_case():
+    for mechanism, samples in itertools.product(MECHANISMS, [(1,), (2, 1), (2, 2, 2), (1, 2, 3), (5, 1, 1), (6, 2)]):
+        upper, m = 10, np.array(samples)
+        mean = mechanism(upper)
+        plan = mean.plan(m, 400_000)
+        worst = max(
+            abs(mean.release(np.array(values), plan, Silence()).raw - np.mean(values))
+            for values in itertools.product((0, upper), repeat=int(m.sum()))
+        )
+        assert worst <= plan.bias_bound + 1e-9
+        assert worst >= plan.bias_bound - 2 / 256
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=10), st.integers(10_000, 9_000_000))
@@ -104,54 +102,6 @@ def test_values_outside_the_range_are_clipped_before_they_count(mechanism):
     plan = mean.plan(m, MICRO)
     wild = mean.release(np.array([-5, 10**12, 7]), plan, Silence())
     assert wild == mean.release(np.array([0, 10, 7]), plan, Silence())
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("samples", [(1,), (5,), (1, 1)])
-def test_few_samples_and_equal_values_are_released_with_full_noise(mechanism, samples):
-    m = np.array(samples)
-    mean = mechanism(8)
-    plan = mean.plan(m, MICRO)
-    result = mean.release(np.full(int(m.sum()), 8), plan, Silence())
-    assert result.raw == 8
-    assert result.scale == pytest.approx(8 if len(m) == 1 else 4)
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_an_upper_bound_of_zero_releases_zero_for_free(mechanism):
-    m = np.array([3, 2])
-    plan = mechanism(0).plan(m, MICRO)
-    result = mechanism(0).release(np.array([1, 2, 3, 4, 5]), plan, Noise())
-    assert (result.raw, result.low, result.high, result.scale) == (0, 0, 0, 0)
-    assert plan.charges.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize(
-    ("upper", "samples", "micro", "error"),
-    [
-        (10, [], MICRO, ParameterError),
-        (10, [1, 0], MICRO, ParameterError),
-        (10, [1.0], MICRO, ParameterError),
-        (-1, [1], MICRO, ParameterError),
-        (float("nan"), [1], MICRO, ParameterError),
-        (10, [1], 0, BudgetError),
-        (10, [1], -5, BudgetError),
-        (10, [1], float("nan"), BudgetError),
-        (2**61, [1, 1, 1], MICRO, OverflowBoundError),
-        (2**50, [1], MICRO, OverflowBoundError),
-    ],
-)
-def test_bad_input_is_refused_with_a_remedy(mechanism, upper, samples, micro, error):
-    with pytest.raises(error, match=r"[;,] \w+"):
-        mechanism(upper).plan(np.array(samples), micro)
-
-
-@pytest.mark.parametrize("values", [[1.0, float("nan")], [1], [1, 2, 3]])
-def test_values_that_are_not_the_planned_quanta_are_refused(values):
-    plan = Baseline(10).plan(np.array([2]), MICRO)
-    with pytest.raises(ParameterError):
-        Baseline(10).release(np.array(values), plan, Noise())
 
 
 @given(st.integers(1, 2**40), st.integers(1, 10**8))
@@ -209,26 +159,6 @@ def test_the_widest_grouping_is_the_best_of_all_capacities(samples):
     assert chosen.capacity == next(g.capacity for g in every if g.n_arrays**2 * g.capacity == best)
 
 
-def test_sensitivities_and_bias_are_the_worst_by_brute_force():
-    upper, samples = 4, np.array([1, 3, 2])
-    grouping = bestfit(samples, 3)
-    owner = np.repeat(np.arange(3), samples)
-    worst, bias = np.zeros(3, int), 0.0
-    means = {}
-    for values in itertools.product((0, upper), repeat=6):
-        vector = np.array(values)
-        sums = np.bincount(grouping.array[owner], vector, minlength=grouping.n_arrays).astype(int)
-        means[values] = sums // grouping.fill
-        bias = max(bias, abs((sums / grouping.fill).mean() - vector.mean()))
-    for user in range(3):
-        for one, two in itertools.product(means, repeat=2):
-            if all(a == b for a, b, o in zip(one, two, owner, strict=True) if o != user):
-                worst[user] = max(worst[user], int(np.abs(means[one] - means[two]).sum()))
-    assert (worst <= grouping.sensitivities(upper)).all()
-    assert worst.max() == grouping.sensitivities(upper).max()
-    assert bias == pytest.approx(upper * grouping.bias_bound(6))
-
-
 def test_dividing_by_the_printed_k_releases_one_and_a_half_times_the_bound():
     samples, capacity = np.array([2, 2, 2]), 3
     fills = naive(samples.tolist(), capacity)[1]
@@ -245,12 +175,6 @@ def test_the_printed_clipping_bias_is_that_of_a_pooled_mean_and_array_averages_h
     assert 1 - grouping.retained.sum() / samples.sum() == 0
     averages = np.array([0.0, 1.0])  # the values of the second user are U = 1, all others 0
     assert averages.mean() - 1 / 4 == grouping.bias_bound(4) == 0.25
-
-
-@pytest.mark.parametrize(("samples", "capacity"), [([2, 5], 1), ([2, 5], 6), ([], 1), ([0, 3], 1), ([1.5, 2.0], 1)])
-def test_out_of_bounds_is_refused(samples, capacity):
-    with pytest.raises(ParameterError):
-        bestfit(np.array(samples), capacity)
 
 
 def test_the_lower_median_is_lower():

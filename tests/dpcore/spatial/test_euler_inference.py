@@ -39,14 +39,13 @@ def program_distance(noisy: Grid) -> float:
     return float(scipy.optimize.linprog(cost, np.vstack([order, within]), bounds, bounds=(0, None)).fun)
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (3, 3), (5, 7), (9, 9)])
-def test_the_largest_deviation_is_that_of_the_linear_program_rounded_up(shape, seed):
-    rng = np.random.default_rng(seed)
-    noisy = rng.integers(-9, 10, shape) + 4 * rng.integers(0, 2)
-    nearest = nearest_in_max_norm(noisy)
-    assert is_consistent(nearest)
-    assert np.abs(nearest - noisy).max() == np.ceil(program_distance(noisy) - 1e-6)
+def test_the_largest_deviation_is_that_of_the_linear_program_rounded_up():
+    for seed, shape in itertools.product(range(12), [(1, 1), (1, 5), (3, 3), (5, 7), (9, 9)]):
+        rng = np.random.default_rng(seed)
+        noisy = rng.integers(-9, 10, shape) + 4 * rng.integers(0, 2)
+        nearest = nearest_in_max_norm(noisy)
+        assert is_consistent(nearest)
+        assert np.abs(nearest - noisy).max() == np.ceil(program_distance(noisy) - 1e-6)
 
 
 def test_counts_that_contradict_nothing_stay_and_the_draws_are_left_alone():

@@ -183,23 +183,23 @@ def test_block_sums_keep_the_total_and_follow_the_cuts():
     assert sums[0, 0] == counts[:2, :2].sum()
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_every_cell_is_in_the_part_that_covers_it(seed):
+def test_every_cell_is_in_the_part_that_covers_it():
     """Random divisions of a random grid, cell by cell; parts that are moved, repeated or left out are refused."""
-    rng = np.random.default_rng(seed)
-    shape = int(rng.integers(2, 30)), int(rng.integers(2, 30))
-    boxes = whole(Domain.unit_cells(*shape))
-    for _ in range(4):
-        boxes = np.concatenate([split_boxes(boxes[: len(boxes) // 2 + 1], 2)[0], boxes[len(boxes) // 2 + 1 :]])
-    boxes = rng.permutation(boxes)
-    owner = paint(shape, boxes)
-    for part, (x0, x1, y0, y1) in enumerate(boxes):
-        assert (owner[x0:x1, y0:y1] == part).all()
-        assert np.count_nonzero(owner == part) == (x1 - x0) * (y1 - y0)
-    twice = np.concatenate([boxes[:-1], boxes[:1]])
-    for wrong in (boxes[1:], np.concatenate([boxes, boxes[:1]]), twice):
-        with pytest.raises(HistogramError):
-            paint(shape, wrong)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        shape = int(rng.integers(2, 30)), int(rng.integers(2, 30))
+        boxes = whole(Domain.unit_cells(*shape))
+        for _ in range(4):
+            boxes = np.concatenate([split_boxes(boxes[: len(boxes) // 2 + 1], 2)[0], boxes[len(boxes) // 2 + 1 :]])
+        boxes = rng.permutation(boxes)
+        owner = paint(shape, boxes)
+        for part, (x0, x1, y0, y1) in enumerate(boxes):
+            assert (owner[x0:x1, y0:y1] == part).all()
+            assert np.count_nonzero(owner == part) == (x1 - x0) * (y1 - y0)
+        twice = np.concatenate([boxes[:-1], boxes[:1]])
+        for wrong in (boxes[1:], np.concatenate([boxes, boxes[:1]]), twice):
+            with pytest.raises(HistogramError):
+                paint(shape, wrong)
 
 
 def test_many_points_are_counted_as_cell_by_cell_with_those_outside_left_out():
@@ -276,11 +276,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[DPError], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_is_refused_with_value_bound_and_remedy(case):
-    call, error, message = REFUSED[case]
-    with pytest.raises(error, match=f"(?s){message}"):
-        call()
+def test_bad_input_is_refused_with_value_bound_and_remedy():
+    for case in REFUSED:
+        call, error, message = REFUSED[case]
+        with pytest.raises(error, match=f"(?s){message}"):
+            call()
 
 
 def test_points_outside_the_box_contribute_nothing_and_are_only_counted():

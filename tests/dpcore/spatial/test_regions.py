@@ -243,9 +243,8 @@ def test_no_region_is_no_footprint():
     assert Footprints.of(Regions.of_polygons([]), grid(3, 3), 1.0).total().sum() == 0
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
+def test_bad_input_is_a_typed_error():
+    for build in [
         lambda: Regions.of_polygons([[]]),
         lambda: Regions.of_polygons([[(np.nan, 1.0)]]),
         lambda: Regions.of_polygons([np.zeros((MAX_CORNERS + 1, 2))]),
@@ -260,11 +259,9 @@ def test_no_region_is_no_footprint():
         ),
         lambda: extract_regions(np.zeros(2, np.int64), np.zeros(1), np.zeros(1), nearest=3, bandwidth=1.0),
         lambda: extract_regions(np.zeros(1, np.int64), np.array([np.inf]), np.zeros(1), nearest=3, bandwidth=1.0),
-    ],
-)
-def test_bad_input_is_a_typed_error(build):
-    with pytest.raises(RegionError):
-        build()  # type: ignore[operator]
+    ]:
+        with pytest.raises(RegionError):
+            build()  # type: ignore[operator]
 
 
 Polygon = list[tuple[float, float]]

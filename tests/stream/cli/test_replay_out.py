@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,19 @@ def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def hexveil(*arguments: str, stdout: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stream", *arguments, "--config", BUS]
-    environment = {"PYTHONPATH": str(REPO_ROOT), "PATH": "/usr/bin:/bin"} | variables
-    return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+ENVIRONMENT = {"PYTHONPATH": str(REPO_ROOT), "PATH": "/usr/bin:/bin"}
+Replay = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def replay(file: Path, *arguments: str, **given: Any) -> subprocess.CompletedProcess[str]:
-    return hexveil("replay", str(file), "--offline", *arguments, **given)
+@pytest.fixture
+def replay(hexveil: Sequence[str], day: Path) -> Replay:
+    """Replays the day offline, with options and variables."""
+
+    def run(*arguments: str, stdout: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
+        command, environment = ["replay", str(day), "--offline", *arguments, "--config", BUS], ENVIRONMENT | variables
+        return subprocess.run([*hexveil, *command], env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True)
+
+    return run
 
 
 def csv_rows(file: Path) -> list[Any]:
@@ -76,8 +82,8 @@ def parquet_rows(file: Path) -> list[Any]:
 @pytest.mark.parametrize(
     ("suffix", "rows_of"), [("csv", csv_rows), ("geojson", geojson_rows), ("parquet", parquet_rows)]
 )
-def test_a_table_holds_a_row_per_cell_of_every_window_and_nothing_else_is_left(day, tmp_path, suffix, rows_of):
-    done = replay(day, "--out", f"releases.{suffix}")
+def test_a_table_holds_a_row_per_cell_of_every_window_and_nothing_else_is_left(day, tmp_path, suffix, rows_of, replay):
+    done = replay("--out", f"releases.{suffix}")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "2 windows released, 0 released before, 6 messages in" in done.stderr
     assert f"releases.{suffix}" in done.stderr
@@ -89,19 +95,19 @@ def test_a_table_holds_a_row_per_cell_of_every_window_and_nothing_else_is_left(d
     assert {path.name for path in tmp_path.iterdir()} == {"day.ndjson", f"releases.{suffix}"}
 
 
-def test_lines_in_a_file_are_those_of_stdout_and_no_run_overwrites_another_unasked(day, tmp_path):
-    done = replay(day, "--out", "releases.ndjson")
+def test_lines_in_a_file_are_those_of_stdout_and_no_run_overwrites_another_unasked(tmp_path, replay):
+    done = replay("--out", "releases.ndjson")
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "releases.ndjson").read_text()
     assert [json.loads(line)["topic"] for line in text.splitlines()] == [HEXAGON_SPEED, HEXAGON_SPEED, WINDOW] * 2
-    again = replay(day, "--out", "releases.ndjson")
+    again = replay("--out", "releases.ndjson")
     assert again.returncode == 2
     assert (
         "releases.ndjson exists, and its releases cannot be drawn again; name another file, or overwrite it with "
         "--force" in again.stderr
     )
     assert (tmp_path / "releases.ndjson").read_text() == text
-    assert replay(day, "--out", "releases.ndjson", "--force").returncode == 0
+    assert replay("--out", "releases.ndjson", "--force").returncode == 0
     assert (tmp_path / "releases.ndjson").read_text() != text
 
 
@@ -155,23 +161,25 @@ async def test_the_lines_of_a_run_that_was_killed_before_its_table_are_kept_from
     assert len(left.read_text().splitlines()) == len(messages)
 
 
-def test_windows_of_which_only_the_marker_is_written_are_counted_as_withheld(day):
-    done = replay(day, HEXVEIL_PRIVACY__EPSILON="0.000001")
+def test_windows_of_which_only_the_marker_is_written_are_counted_as_withheld(replay):
+    done = replay(HEXVEIL_PRIVACY__EPSILON="0.000001")
     assert [json.loads(line)["value"]["withheld"] for line in done.stdout.splitlines()] == [True, True]
     assert "0 windows released, 2 withheld" in done.stderr
 
 
-def test_a_reader_of_stdout_that_ends_early_is_named_not_the_folder_of_the_ledger(day):
+def test_a_reader_of_stdout_that_ends_early_is_named_not_the_folder_of_the_ledger(replay):
     reading, writing = os.pipe()
     os.close(reading)
-    done = replay(day, "--state", "ledger", stdout=writing)
+    done = replay("--state", "ledger", stdout=writing)
     os.close(writing)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert done.stderr.startswith("hexveil: stdout: its reader ended before all was written, and what was written")
 
 
 def test_what_a_terminal_cannot_show_is_written_as_its_number(day):
-    done = hexveil("inspect", str(day), PYTHONIOENCODING="latin-1")
+    command = [sys.executable, "-m", "stream", "inspect", str(day), "--config", BUS]
+    variables = ENVIRONMENT | {"PYTHONIOENCODING": "latin-1"}  # no variable of Python's own has effect in a fork
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert (done.returncode, "hexveil inspect \\u2026 --write" in done.stdout) == (0, True), done.stderr
 
 

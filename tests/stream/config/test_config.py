@@ -30,9 +30,8 @@ def test_the_shipped_configuration_is_sound_and_init_writes_the_same():
     assert load_config(REPO_ROOT / "config" / "riders-live.toml").relation == "participation"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "says"),
-    [
+def test_a_bad_value_is_refused_with_its_key_and_a_remedy():
+    for key, value, says in [
         ("feed.nme", 1, "feed.nme"),
         ("relation", "record", "relation"),
         ("relation", "participation", "go together"),
@@ -46,11 +45,9 @@ def test_the_shipped_configuration_is_sound_and_init_writes_the_same():
         ("speed.statistics", ["mean", "mean"], "twice"),
         ("value.upper", 65.001, "multiple"),
         ("hexagons.resolution", 16, "hexagons.resolution"),
-    ],
-)
-def test_a_bad_value_is_refused_with_its_key_and_a_remedy(key, value, says):
-    with pytest.raises(ConfigError, match=says):
-        load_config(BUS, **{key: value})
+    ]:
+        with pytest.raises(ConfigError, match=says):
+            load_config(BUS, **{key: value})
 
 
 @pytest.mark.parametrize(
@@ -172,26 +169,27 @@ def broken(path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             yield data
 
 
-@pytest.mark.parametrize("path", KEYS, ids=".".join)
-def test_every_problem_names_a_key_and_a_remedy_and_nothing_of_pydantic(path):
-    refused = 0
-    for data in broken(path):
-        try:
-            FileOnly(**data)
-        except ValidationError as error:
-            for line in problems(error, Config, {}):
-                key, _, sentence = line.partition(": ")
-                assert re.fullmatch(r"\(whole file\)|[\w.\[\]-]+", key), line
-                assert REMEDY.search(line), line
-                assert not re.search(r"[Ii]nput|valid (tuple|dictionary)|Extra|Field required|should", sentence), line
-                assert len(line) < 700, line
-                refused += 1
-    assert refused, "nothing was wrong with any of the values"
+def test_every_problem_names_a_key_and_a_remedy_and_nothing_of_pydantic():
+    for path in KEYS:
+        refused = 0
+        for data in broken(path):
+            try:
+                FileOnly(**data)
+            except ValidationError as error:
+                for line in problems(error, Config, {}):
+                    key, _, sentence = line.partition(": ")
+                    assert re.fullmatch(r"\(whole file\)|[\w.\[\]-]+", key), line
+                    assert REMEDY.search(line), line
+                    assert not re.search(r"[Ii]nput|valid (tuple|dictionary)|Extra|Field required|should", sentence), (
+                        line
+                    )
+                    assert len(line) < 700, line
+                    refused += 1
+        assert refused, f"{path}: nothing was wrong with any of the values"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "says"),
-    [
+def test_a_wrong_value_is_repeated_with_its_bounds():
+    for key, value, says in [
         ("speed.statistics", "mean", "speed.statistics: found 'mean'; write a list in brackets of one of 'mean', 'mov"),
         (
             "speed.statistics",
@@ -220,12 +218,10 @@ def test_every_problem_names_a_key_and_a_remedy_and_nothing_of_pydantic(path):
         ("redis.cluster", ["127.0.0.1:6066"], "operator.port and redis.cluster both take port 6066"),
         ("operator.port", 8080, "operator.port and public.port both take port 8080"),
         ("operator.port", 6379, "operator.port and redis.url both take port 6379"),
-    ],
-)
-def test_a_wrong_value_is_repeated_with_its_bounds(key, value, says):
-    with pytest.raises(ConfigError) as refused:
-        load_config(BUS, **{key: value})
-    assert says in str(refused.value)
+    ]:
+        with pytest.raises(ConfigError) as refused:
+            load_config(BUS, **{key: value})
+        assert says in str(refused.value)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "worker_1", "kafka.example.org", "0.0.0.0"])

@@ -6,7 +6,6 @@ import json
 import re
 import time
 import tomllib
-from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +30,6 @@ from stream.diagnosis.measures import measure
 from stream.diagnosis.observing import observe_file, observe_messages
 from stream.diagnosis.reading import InspectionError, Observations
 from stream.diagnosis.times import time_form
-from stream.sources.lines import RecordingError
 from tests.support.builders import SLOT
 from tests.support.feeding import create_topic
 from tests.support.inspecting import CONFIG, inspected, problems
@@ -499,28 +497,6 @@ def test_what_cannot_be_inspected_is_refused_with_the_reason(name, content, says
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InspectionError, match=says):
         observe_file(tmp_path / name, 10**6)
-
-
-def test_no_bytes_end_in_another_error(tmp_path):
-    rng, path = np.random.default_rng(11), tmp_path / "day"
-    heads = [
-        b"",
-        b"PAR1",
-        b"\x0a\x0d\x0a\x032.0",
-        b"id,time,lat,lng\n",
-        b'{"id":1,"time":1,"lat":1,"lng":1}\n',
-        b"\x1f\x8b",
-    ]
-    outcomes: Counter[str] = Counter()
-    for n in range(300):
-        path.write_bytes(heads[n % len(heads)] + rng.bytes(int(rng.integers(0, 3000))))
-        try:
-            inspected(path)
-        except (InspectionError, RecordingError):
-            outcomes["refused"] += 1
-        else:
-            outcomes["read"] += 1
-    assert set(outcomes) == {"refused", "read"}
 
 
 async def test_a_topic_is_inspected_by_the_stamps_of_its_broker(kafka, topic_name):

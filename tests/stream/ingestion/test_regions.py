@@ -3,12 +3,10 @@ user key is secret and single; pseudonyms depend on it and on nothing else."""
 
 import json
 import multiprocessing
-import random
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -164,23 +162,6 @@ def test_regions_arrays_and_points_in_any_order_and_pieces_are_read_as_each_alon
         assert batch.messages == len(values)
     assert {*whole.index.tolist(), *whole.refused.tolist()} == set(range(len(values)))
     assert Reason.UNDECODABLE not in {REASONS[code] for code in whole.reason}
-
-
-def test_random_mutations_of_regions_never_raise(config):
-    rng = random.Random(20170321)
-    tokens = [b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\u", b"1e", b"-", b"null", b"\xff", b"\x00", b"9" * 400]
-    seeds = region(), array(region(), region()), notification(region(), message(**CORNER))
-    values = []
-    for _ in range(5_000):
-        mutated = bytearray(rng.choice(seeds))
-        for _ in range(rng.randint(0, 4)):
-            at = rng.randrange(len(mutated))
-            mutated[at : at + rng.randint(0, 3)] = rng.choice(tokens) if rng.random() < 0.5 else rng.randbytes(1)
-        values.append(bytes(mutated))
-    batch = Decoder(config, KEY).decode(values, NOW_US)
-    assert {*batch.index.tolist(), *batch.refused.tolist()} == set(range(len(values)))
-    assert np.unique(batch.reason).size >= 4
-    assert Reason.UNDECODABLE not in {REASONS[code] for code in batch.reason}
 
 
 def test_the_key_file_is_made_once_and_readable_by_its_owner_only(tmp_path):

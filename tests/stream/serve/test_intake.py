@@ -193,20 +193,6 @@ async def state_of(client: TestClient[Any, Any]) -> bool | None:
     return None if answer.status == 404 or body["marker"] is None else bool(body["complete"])
 
 
-def test_a_window_that_became_complete_has_another_tag(tmp_path):
-    view, messages = View(), released(tmp_path, **{"feed.name": "bus"})
-    for number, message in enumerate(messages, 1):
-        taken = received(message.topic, message.ce_id, message.value, number)
-        assert taken is not None
-        assert view.put(taken) == "taken"
-    (full,) = view.windows.values()
-    before, cells = full.tag, full.agreeing()
-    assert cells is not None
-    view.finish(full, cells)
-    assert full.tag != before
-    assert json.loads(full.described().summary)["complete"]
-
-
 def test_windows_that_differ_in_anything_that_answers_say_have_different_tags():
     made = [
         WindowView(feed, start, end, number=number, complete=complete)

@@ -8,8 +8,7 @@ import os
 import random
 import re
 import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +183,7 @@ async def topic(kafka: str, topic_name: str) -> str:
 
 
 def replayed(
+    hexveil: Sequence[str],
     tmp_path: Path,
     path: str,
     kafka: str,
@@ -201,17 +201,19 @@ def replayed(
         "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
         "PYTHONPATH": str(REPO_ROOT),
     }
-    command = [sys.executable, "-m", "stream", "replay", path, "--config", str(file), *options]
+    command = [*hexveil, "replay", path, "--config", str(file), *options]
     done = subprocess.run(command, input=text, env=environment, cwd=REPO_ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
-async def test_through_kafka_a_recording_without_speeds_is_the_live_feed_with_derived_ones(kafka, topic, tmp_path):
+async def test_through_kafka_a_recording_without_speeds_is_the_live_feed_with_derived_ones(
+    kafka, topic, tmp_path, hexveil
+):
     fixes = [(*fix[:4], None) for fix in day()]
     path = write(tmp_path / "day.csv", sorted(fixes, key=lambda fix: fix[0]), with_speed=False)
     wanted = live(fixes)
-    says = replayed(tmp_path, str(path), kafka, topic)
+    says = replayed(hexveil, tmp_path, str(path), kafka, topic)
     assert f"{len(wanted)} events, {len(wanted)} with a derived speed" in says
     assert "a derived speed is public as well and is not protected" in says
     sent = [(key, value) for part in await stored(kafka, topic) for key, value in part]
@@ -227,10 +229,10 @@ def hourly_options() -> list[str]:
     return command[1].split()
 
 
-async def test_a_pipe_in_disorder_gives_the_same(kafka, topic, tmp_path):
+async def test_a_pipe_in_disorder_gives_the_same(kafka, topic, tmp_path, hexveil):
     fixes = [(*fix[:4], None) for fix in day()]
     text = csv_text(random.Random(3).sample(fixes, len(fixes)), with_speed=False, separator=";")
-    replayed(tmp_path, "-", kafka, topic, *hourly_options(), text=text)
+    replayed(hexveil, tmp_path, "-", kafka, topic, *hourly_options(), text=text)
     sent = [value for part in await stored(kafka, topic) for _, value in part]
     assert by_vehicle(sent) == by_vehicle(live(fixes))
 
@@ -246,14 +248,14 @@ def hour(mine: float) -> str:
 
 
 async def test_no_vehicles_speeds_decide_whether_the_documented_pipe_sends_an_hour(
-    kafka, topic_name, tmp_path, monkeypatch
+    kafka, topic_name, tmp_path, monkeypatch, hexveil
 ):
     monkeypatch.setenv("HEXVEIL_FEED__SPEED_UNIT", "km/h")
     sent = []
     for number, mine in enumerate((7.9, 100.0)):
         topic = f"{topic_name}-{number}"
         await create_topic(kafka, topic, PARTITIONS)
-        replayed(tmp_path, "-", kafka, topic, *hourly_options(), text=hour(mine), names=NAMES)
+        replayed(hexveil, tmp_path, "-", kafka, topic, *hourly_options(), text=hour(mine), names=NAMES)
         events = [json.loads(value) for part in await stored(kafka, topic) for _, value in part]
         sent.append(sorted((e["user"], e["time"], e["lat"], e["lng"]) for e in events))
     assert len(sent[0]) == 60 * 30

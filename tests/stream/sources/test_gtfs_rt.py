@@ -85,15 +85,6 @@ def test_a_flood_of_made_up_vehicles_is_refused_and_the_next_snapshot_is_read(mo
     assert len(source.events(fleet(1, speed=5.0)).values) == 3
 
 
-def test_a_header_far_in_the_future_does_not_silence_its_vehicles_until_then():
-    source, ahead = reader("reported"), START + 10 * 365 * 86_400
-    wrong = snapshot_bytes([("a", ahead, 28.6, 77.2, 5.0)], ahead)
-    assert source.events(wrong, START * 1_000_000).values == []
-    assert source.tally.refused == {"time-in-future": 1}
-    right = snapshot_bytes([("a", START + 30, 28.6, 77.2, 5.0)], START + 30)
-    assert len(source.events(right, (START + 30) * 1_000_000).values) == 1
-
-
 def test_of_made_up_names_only_so_many_are_remembered_and_the_newest_stay(monkeypatch):
     monkeypatch.setattr(snapshot_events, "MOST_REMEMBERED", 2_000)
     source = reader("reported")
@@ -110,19 +101,6 @@ def test_of_made_up_names_only_so_many_are_remembered_and_the_newest_stay(monkey
 def test_a_feed_of_another_format_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"set feed\.format to 'canonical'"):
         reader(feed=FEED.model_copy(update={"format": "itms"}))
-
-
-@pytest.mark.parametrize(("snapshots", "vehicles"), [(20, 1715)])
-def test_a_large_city_is_decoded_at_more_than_its_own_pace(snapshots, vehicles):
-    source = reader()
-    bodies = [
-        snapshot_bytes(
-            [(f"v{k}", START + 30 * step, 28.5 + 0.0001 * step, 77 + k / 4000, None) for k in range(vehicles)],
-            START + 30 * step,
-        )
-        for step in range(snapshots)
-    ]
-    assert sum(len(source.events(body).values) for body in bodies) == vehicles * (snapshots - 1)
 
 
 # --- an address ---

@@ -2,7 +2,6 @@
 written."""
 
 import json
-import random
 import tracemalloc
 from pathlib import Path
 
@@ -192,14 +191,29 @@ def test_of_a_mode_alone_the_scheduled_speeds_lines_and_cells_are_those_of_a_tim
     assert (ferry.exit_code, "no route of that mode; it has 1 bus, 1 metro" in ferry.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("route_type", "mode"),
-    [("0", "tram"), ("1", "metro"), ("3", "bus"), ("7", "lift"), ("11", "trolleybus"), ("12", "metro"), ("109", "rail"),
-     ("200", "coach"), ("405", "metro"), ("702", "bus"), ("800", "trolleybus"), ("906", "tram"), ("1000", "ferry"),
-     ("1702", "other"), ("8", "other"), ("", "other"), ("-1", "other"), ("٣", "other"), ("99999999999", "other")],
-)  # fmt: skip
-def test_a_route_has_the_mode_of_its_type_and_an_unknown_one_is_other(route_type, mode):
-    assert mode_of(route_type) == mode
+def test_a_route_has_the_mode_of_its_type_and_an_unknown_one_is_other():
+    for route_type, mode in [
+        ("0", "tram"),
+        ("1", "metro"),
+        ("3", "bus"),
+        ("7", "lift"),
+        ("11", "trolleybus"),
+        ("12", "metro"),
+        ("109", "rail"),
+        ("200", "coach"),
+        ("405", "metro"),
+        ("702", "bus"),
+        ("800", "trolleybus"),
+        ("906", "tram"),
+        ("1000", "ferry"),
+        ("1702", "other"),
+        ("8", "other"),
+        ("", "other"),
+        ("-1", "other"),
+        ("٣", "other"),
+        ("99999999999", "other"),
+    ]:
+        assert mode_of(route_type) == mode
 
 
 def test_frequencies_that_would_make_endless_trips_are_refused_before_they_cost_much(tmp_path):
@@ -276,29 +290,6 @@ def test_more_trips_than_calls_could_use_are_refused_whatever_their_route(tmp_pa
     for routes in (None, {"another"}):
         with pytest.raises(ScheduleError, match=r"trips.txt has more than 3 trips; divide the schedule by agency"):
             read_timetable(file, routes)
-
-
-def test_mutated_timetables_are_refused_or_read_and_never_end_in_another_error(tmp_path):
-    rng = random.Random(5)
-    valid = schedule(
-        "7:00:00,,7:04:00 7:05:00,7:08:00",
-        frequencies="trip_id,start_time,end_time,headway_secs\nt,8:00:00,9:00:00,600\n",
-        calendar_dates="service_id,date,exception_type\nw,20170306,2\n",
-    )
-    for _ in range(150):
-        files = dict(valid)
-        name = rng.choice(sorted(files))
-        text = list(str(files[name]))
-        for _ in range(rng.randrange(1, 8)):
-            text[rng.randrange(len(text))] = rng.choice(["0", "9", ",", "\n", "-", ":", "x", '"', "٣", "²"])
-        files[name] = "".join(text)
-        try:
-            made = speeds(tmp_path, files)
-        except ScheduleError:
-            continue
-        assert np.isfinite(made.metres).all()
-        assert (made.metres >= 0).all()
-        assert (made.seconds >= 0).all()
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def micros(event: dict[str, Any]) -> int:
 
 @pytest.fixture(scope="module")
 def weekday() -> list[dict[str, Any]]:
-    return events(run(vehicles=150, duration=timedelta(days=1), interval=timedelta(minutes=3), faults=CLEAN)[1])
+    return events(run(vehicles=120, duration=timedelta(days=1), interval=timedelta(minutes=5), faults=CLEAN)[1])
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not():

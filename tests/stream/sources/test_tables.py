@@ -307,20 +307,3 @@ def _until(lines: Iterator[bytes], total: int) -> list[int]:
     while sum(counts) < total:
         counts.append(int(next(lines)))
     return counts
-
-
-def test_no_bytes_after_the_magic_number_end_in_another_error(tmp_path):
-    rng, feed = np.random.default_rng(7), declared()
-    good = write(tmp_path / "good", **columns()).read_bytes()
-    for n in range(200):
-        body = bytearray(good)
-        for _ in range(int(rng.integers(1, 6))):
-            body[int(rng.integers(4, len(body)))] = int(rng.integers(0, 256))
-        path = tmp_path / "bad"
-        path.write_bytes(bytes(body) if n % 4 else b"PAR1" + rng.bytes(int(rng.integers(0, 4000))) + b"PAR1")
-        try:
-            with open_recording(path, "declared", feed) as recording:
-                for _ in recording:
-                    pass
-        except RecordingError:
-            continue

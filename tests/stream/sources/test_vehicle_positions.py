@@ -1,18 +1,12 @@
 """VehiclePositions become columns whatever an agency sends: a reason for each entity refused, never a crash."""
 
 import math
-import random
-import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from google.protobuf import json_format, text_format
 from google.transit import gtfs_realtime_pb2
-from hypothesis import given
-from hypothesis import strategies as st
 
-from bench.fuzzing.mutation import Mutator
 from stream.sources.file_kinds import HEAD_BYTES, is_gtfs_realtime
 from stream.sources.snapshots import LARGEST_SNAPSHOT, MOST_SPEED_MS, SnapshotError
 from stream.sources.vehicle_positions import MOST_ENTITIES, MOST_SEPARATORS, FeedMessage, decode_snapshot
@@ -229,36 +223,6 @@ def test_json_with_whole_surrogate_pairs_is_text():
     body = json_format.MessageToJson(feed_message([("\U0001f68c", START, 28.6, 77.2, 1.0)]))
     assert "\\ud83d\\ude8c" in body
     assert decode_snapshot(body.encode()).vehicles == ["\U0001f68c"]
-
-
-def mutations(seed: int, times: int) -> Iterator[bytes]:
-    """Snapshots in every form with mutated fields and bytes; now and then half a surrogate pair in a name or a text."""
-    rng = random.Random(seed)
-    mutator, message = Mutator(rng, ("timestamp", "isDeleted")), feed_message([BUS, ("b", None, 28.7, 77.3, None)])
-    for _ in range(times):
-        yield mutator.octets(bytes(message.SerializeToString()))
-        yield mutator.octets(text_format.MessageToString(message).encode())
-        yield mutator.json(json_format.MessageToDict(message))
-
-
-@given(st.binary(max_size=400), st.integers(0, 2**32))
-def test_no_bytes_make_the_decoder_raise_anything_else(noise, seed):
-    for body in (noise, *mutations(seed, 4)):
-        try:
-            snapshot = decode_snapshot(body, START * 10**6)
-        except SnapshotError:
-            continue
-        assert len(snapshot.vehicles) == len(snapshot.time) == len(snapshot.speed)
-
-
-def test_the_mutations_reach_half_a_surrogate_pair_in_a_name_and_in_a_text():
-    """Else the test above would not see a parser that such a name ends."""
-    in_name = in_text = 0
-    for body in mutations(1, 2_000):
-        in_name += re.search(rb'[{,]"[^":,]*\\ud[89a-f][^":,]*":', body) is not None
-        in_text += re.search(rb':"[^":,]*\\ud[89a-f][^":,]*"', body) is not None
-    assert in_name > 10
-    assert in_text > 10
 
 
 def test_what_agencies_publish_is_read(shared_data):

@@ -21,7 +21,6 @@ from dpcore.spatial import Rectangles, histogram_from_release
 from dpcore.spatial.regions import Footprints
 from stream.cli import app
 from stream.config import Config
-from stream.config.histogram import REGIONS
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest
 from stream.statistics import window_release
 from stream.statistics.histograms.fixes import Fixes, fixes_of
@@ -43,7 +42,6 @@ from tests.support.releasing import bodies_of, build_messages, planned, planned_
 from tests.support.schemas import validate
 
 RELATIONS = ["values", "participation"]
-GENERATION = "11111111-1111-4111-8111-111111111111"
 
 
 def exact_components(plan: Plan, fixes: Fixes) -> np.ndarray:
@@ -246,39 +244,6 @@ def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_mor
         reading = both["structure"].pop("sparse", None)
         assert (reading is not None) == (both["mechanism"] != "ug")
         assert plain == both
-
-
-def test_truncated_counts_are_a_reading_of_the_draws_with_their_interval_and_unbiased_to_who_ignores_it(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setitem(REGIONS["tuned"], "inference", "truncated")
-    config = with_histograms("values", tmp_path, ["euler"])
-    (body,) = bodies_of(released(config, located_rows(4, 60)))
-    validate(SPATIAL_HISTOGRAM, body)
-    read = histogram_from_release(body)
-    assert body["structure"].pop("reading") == "truncated"
-    ignoring, whole = histogram_from_release(body), Rectangles.of_cells([[0, 7, 0, 7], [2, 2, 3, 3]])
-    assert (ignoring.components < 0).any(), "the noise of so few users makes some negative"
-    assert (read.components == np.maximum(ignoring.components, 0)).all()
-    ours, theirs = read.intervals(whole), ignoring.intervals(whole)
-    assert (ours.low.tolist(), ours.high.tolist()) == (theirs.low.tolist(), theirs.high.tolist())
-
-
-def test_ordered_counts_are_published_beside_the_draws_with_their_interval_and_unbiased_to_who_ignores_them(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setitem(REGIONS["tuned"], "inference", "ordered")
-    config = with_histograms("values", tmp_path, ["euler"])
-    (body,) = bodies_of(released(config, located_rows(4, 60)))
-    validate(SPATIAL_HISTOGRAM, body)
-    read, whole = histogram_from_release(body), Rectangles.of_cells([[0, 7, 0, 7], [2, 2, 3, 3]])
-    assert read.grade == "ordered"
-    del body["structure"]["ordered"]
-    ignoring = histogram_from_release(body)
-    assert ignoring.total is not None
-    assert (read.answers(whole) != ignoring.answers(whole)).all()
-    ours, theirs = read.intervals(whole), ignoring.intervals(whole)
-    assert (ours.low.tolist(), ours.high.tolist()) == (theirs.low.tolist(), theirs.high.tolist())
 
 
 def test_a_plan_is_stored_and_read_exactly_and_other_fixes_than_planned_are_refused(tmp_path):

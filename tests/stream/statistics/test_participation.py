@@ -386,18 +386,6 @@ def test_intervals_reach_as_far_as_what_clipping_leaves_open_however_little_nois
     assert (np.minimum(mean.high - mean.raw, mean.raw - mean.low)[busy] >= 1.96 * response.open[busy]).all()
 
 
-def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path):
-    config, memory, shown = riders(tmp_path, **RESIDUAL | {"privacy.epsilon": 0.5}), None, []
-    for number in range(8):
-        rows = fleet(number, 45.0 if number < 4 else 5.0, users=3000, places=2)
-        rows["value"] = np.clip(rows["value"], 0, 6500)
-        *_, bodies, memory = release(config, rows, memory, SLOT + 3600 * number)
-        busy = [body for body in bodies if int(body["cell"], 16) in set(rows["cell"].tolist())]
-        shown.append(np.mean([body["post_processed"]["mean"]["value"] for body in busy]))
-    assert shown[3] == pytest.approx(44, abs=4)
-    assert shown[7] < 14
-
-
 def test_readers_that_combine_cells_see_the_mean_of_a_cell_as_it_was_released(tmp_path):
     config, memory = riders(tmp_path, **RESIDUAL | {"speed.statistics": ["mean"]}), None
     for number in range(3):

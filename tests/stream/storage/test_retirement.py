@@ -193,10 +193,10 @@ async def used_per_call(redis: Redis) -> tuple[float, int]:
 
 
 async def test_no_call_holds_redis_for_more_than_20_ms_of_processor_where_a_month_of_minutes_is_retired(redis):
-    """The least of four means, because a processor is slower beside other processes."""
+    """The least of two means, because a processor is slower beside other processes."""
     minutes, means = [FIRST + 60 * minute for minute in range(31 * 24 * 60)], []
     await redis.hset(KEYS.partitions, "t/0", "0")
-    for _ in range(4):
+    for _ in range(2):
         for start in range(0, len(minutes), 5_000):
             part = minutes[start : start + 5_000]
             await redis.hset(PART.slots, mapping={str(slot): "1" for slot in part})

@@ -254,16 +254,16 @@ async def test_a_second_user_key_is_refused(redis):
     await RowStore(redis, "tram").claim_key("two")
 
 
-async def test_three_million_rows_read_back_as_written(redis):
+async def test_very_many_rows_read_back_as_written(redis):
     state = RowStore(redis, "bus")
     rows = np.zeros(10_000, dtype=ROW)
-    for batch in range(360):
+    for batch in range(36):
         rows["user"] = np.arange(batch * 10_000, (batch + 1) * 10_000)
         offsets = rows["user"].astype(np.int64)
         await state.append("t/0", int(offsets[0]), int(offsets[-1]) + 1, rows, offsets, np.zeros(10_000, np.int64))
     await state.seal(0)
     stored = await state.read(0)
-    assert (stored["user"] == np.arange(3_600_000)).all()
+    assert (stored["user"] == np.arange(360_000)).all()
 
 
 async def test_a_batch_over_thousands_of_slots_keeps_every_row_in_its_slot(redis):
