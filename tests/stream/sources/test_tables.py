@@ -24,7 +24,7 @@ from stream.config.feed import FeedConfig, FeedFields
 from stream.diagnosis.reading import Accepted, read_recording, recognised, require_events, speed_problem
 from stream.diagnosis.refusals import Refusals
 from stream.sources.lines import RecordingError
-from stream.sources.recording import Replay, open_recording
+from stream.sources.recording import Replay
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT
 from tests.support.feeding import make_config
