@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,11 +24,6 @@ from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.config.promise import NAMES, bounds, one_day_among_others
 from stream.config.speed import FROM_BINS
-
-
-def _span(span: timedelta) -> str:
-    return f"{span.days} day(s)" if not span.seconds else f"{span.total_seconds() / 3600:g} h"
-
 
 _COUNTED = {
     "share": "users, each once in the window, divided over their cells",
@@ -172,16 +167,13 @@ def _worst_errors(settings: Config) -> dict[str, float]:
     return worst | {"variance": round(width**2 * each, 1)} if "variance" in shares else worst
 
 
-def _by_whom(settings: Config) -> str:
-    shared = settings.shared_ledger
-    return "" if shared is None else f" by all feeds that share ledger '{shared}', together,"
-
-
 def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dict[str, Any] | None) -> Iterator[str]:
+    shared, period = settings.shared_ledger, settings.privacy.period
+    by_whom = "" if shared is None else f" by all feeds that share ledger '{shared}', together,"
+    span = f"{period.days} day(s)" if not period.seconds else f"{period.total_seconds() / 3600:g} h"
     yield (
-        f"Promise: for one user of feed '{settings.feed.name}' and one ledger period "
-        f"({_span(settings.privacy.period)}), everything "
-        f"published{_by_whom(settings)} is {_promise(settings)} under relation '{settings.relation}'."
+        f"Promise: for one user of feed '{settings.feed.name}' and one ledger period ({span}), everything "
+        f"published{by_whom} is {_promise(settings)} under relation '{settings.relation}'."
     )
     if released is not None:
         yield (
@@ -206,7 +198,9 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
             f"it holds; one whose draw takes longer, a multiple of {instants.margin.total_seconds():g} s later."
         )
     if settings.window.lateness == "append-time":
-        begins = datetime.fromtimestamp(_first_period(settings), ZoneInfo(settings.feed.timezone))
+        now = int(time.time())
+        first = max(settings.slotting.period_of(now).end, settings.slotting.whole_from(now))
+        begins = datetime.fromtimestamp(first, ZoneInfo(settings.feed.timezone))
         yield (
             f"A new feed shows nothing until its first whole period: one that began now, until {begins:%Y-%m-%d %H:%M} "
             f"({settings.feed.timezone})."
@@ -226,12 +220,6 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
     if note is not None:
         yield f"Note: feed.speeds is {settings.feed.speeds!r}. {note}"
     yield from _unpaid(settings)
-
-
-def _first_period(settings: Config) -> int:
-    """When the first period begins that a ledger of this moment releases (epoch seconds)."""
-    now = int(time.time())
-    return max(settings.slotting.period_of(now).end, settings.slotting.whole_from(now))
 
 
 def _over_days(settings: Config) -> Iterator[str]:

@@ -174,7 +174,11 @@ class _Window(NamedTuple):
 def report(windows: list[DemoWindow], truth: Path) -> str:
     """What the demo measured: pace, lag, hexagons, error and the first incident. The city alone knows it."""
     known = {line["start"]: line for line in map(json.loads, truth.read_text(encoding="utf-8").splitlines())}
-    pairs = [_pair(known[window.start], window) for window in windows if window.start in known]
+    pairs = [
+        _Window(window.start, line["cells"], window.means, line["incident"])
+        for window in windows
+        if (line := known.get(window.start)) is not None
+    ]
     if not pairs:
         return "The city and its map have no whole window in common yet."
     arrived = [window.arrived for window in windows]
@@ -190,11 +194,6 @@ def report(windows: list[DemoWindow], truth: Path) -> str:
     if len(pairs) > 1:
         lines[-1] += f", {_within(pairs[-1:]):.0%} in the newest window"
     return "\n".join(lines + _incident(pairs))
-
-
-def _pair(line: dict[str, Any], window: DemoWindow) -> _Window:
-    true = {cell: (int(events), float(mean)) for cell, (events, mean) in line["cells"].items()}
-    return _Window(window.start, true, window.means, line["incident"])
 
 
 def _within(pairs: list[_Window]) -> float:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
-from rich.progress import Progress
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.options import (
@@ -26,6 +25,7 @@ from stream.cli.options import (
     choose_config,
     load_to_release,
     progress_bars,
+    reading_bar,
     stop,
     warn_not_private,
 )
@@ -51,14 +51,7 @@ def command(
     mechanisms: Annotated[
         str, typer.Option(help="'configured', 'all', or names separated by commas; under 'participation' pure,zcdp.")
     ] = "configured",
-    statistics: Annotated[
-        str | None,
-        typer.Option(help="Statistics to use instead of the configured ones: mean,moving_mean,variance,p15,p50,p85."),
-    ] = None,
     sweep: Annotated[str | None, typer.Option(help="Repeat for each value, like epsilon=0.5,1,2,4.")] = None,
-    window: Annotated[
-        str | None, typer.Option(help="Only the window that starts at this time, like 2017-03-21T12:00:00Z.")
-    ] = None,
     figure: Annotated[
         Path | None,
         typer.Option(
@@ -82,17 +75,18 @@ def command(
 ) -> None:
     """Measure the error of mechanisms on a recording, before going live. The output is NOT private: do not publish
     it."""
-    if live and (histograms or window is not None):
-        stop("--live needs the means of all windows; leave out --histograms and --window")
+    from stream.offline import split_by_slot
+
+    if live and histograms:
+        stop("--live needs the means; leave out --histograms")
     if figure is not None:
         check_plot(figure)
-    named = {"speed.statistics": statistics.split(",")} if statistics else {}
-    settings = choose_settings(config, relation, **named)[1]
+    settings = choose_settings(config, relation)[1]
     names = _mechanisms(settings, mechanisms)
     rows = read_rows(settings, files, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
     judge = _judged_histograms if histograms else _judged_live if live else _judged_means
     try:
-        judged = judge(settings, names, sweep, _windows(settings, rows, window), trials)
+        judged = judge(settings, names, sweep, split_by_slot(rows, settings), trials)
     except ValueError as error:  # an accounting that the configuration does not allow
         stop(error)
     if figure is not None:
@@ -116,12 +110,10 @@ class _Judgement(NamedTuple):
     draw: Callable[[Path], None]
 
 
-def choose_settings(
-    config: Path | None, relation: NeighbouringRelation | None, **overrides: Any
-) -> tuple[Chosen, Config]:
+def choose_settings(config: Path | None, relation: NeighbouringRelation | None) -> tuple[Chosen, Config]:
     """The chosen configuration and its file; exit 2 if its relation is not the one asked for."""
     chosen = choose_config(config, relation)
-    settings = load_to_release(chosen, **overrides)
+    settings = load_to_release(chosen)
     if relation is not None and settings.relation != relation:
         stop(f"{chosen.file} has relation {settings.relation.value!r}, not {relation.value!r}; name another file")
     return chosen, settings
@@ -141,20 +133,6 @@ def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
     return names
 
 
-def _windows(settings: Config, rows: npt.NDArray[np.void], start: str | None) -> Windows:
-    """Rows of the recording by start of their window; only the window that begins at ``start`` if given. Exit 2 if
-    none."""
-    from stream.offline import split_by_slot
-    from stream.windows import utc_text
-
-    windows = split_by_slot(rows, settings)
-    if start is not None:
-        windows = {slot: part for slot, part in windows.items() if utc_text(slot) == start}
-    if not windows:
-        stop(f"no window with events starts at {start}; name the start of one that has events")
-    return windows
-
-
 def read_rows(settings: Config, files: list[Path], file_format: str, *, users_are_events: bool) -> npt.NDArray[np.void]:
     """Rows of the recording, events or snapshots; exit 2 if it cannot be read, has no events, or no users."""
     from stream.diagnosis.reading import Accepted, judged, read_recording, require_events
@@ -167,8 +145,8 @@ def read_rows(settings: Config, files: list[Path], file_format: str, *, users_ar
         path = together(files)
         snapshots = None if path == STDIN else snapshots_in(path)
         if snapshots is None:
-            with progress_bars() as bars:
-                rows, refusals = read_recording(settings, path, file_format, reading_bar(bars))
+            with reading_bar() as on_progress:
+                rows, refusals = read_recording(settings, path, file_format, on_progress)
         else:
             rows, refusals, reader = read_snapshots(settings, path, snapshots[1])
             accepted, file_format = replace(accepted, reader=reader), "canonical"
@@ -246,12 +224,6 @@ def _judged_histograms(
     scores = list(chain.from_iterable(each))
     facts = {"histograms": [asdict(score) for score in scores]}
     return _Judgement(facts, lambda: print_histogram_scores(scores), lambda figure: None)
-
-
-def reading_bar(bars: Progress) -> Callable[[int, int], None]:
-    """A bar that is told what was read, of how much; 0 if that is unknown."""
-    task = bars.add_task("reading", total=None)
-    return lambda done, size: bars.update(task, completed=done, total=size or None)
 
 
 def _values(sweep: str | None, present: float) -> list[float]:

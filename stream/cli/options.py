@@ -6,11 +6,12 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import structlog
 import typer
@@ -120,6 +121,14 @@ def progress_bars() -> Progress:
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
+@contextmanager
+def reading_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar that is told what was read, of how much; 0 if that is unknown."""
+    with progress_bars() as bars:
+        task = bars.add_task("reading", total=None)
+        yield lambda done, size: bars.update(task, completed=done, total=size or None)
+
+
 Row = TypeVar("Row")
 
 
@@ -207,14 +216,14 @@ def _wanted_relation(relation: str | None) -> NeighbouringRelation:
     return NeighbouringRelation.PARTICIPATION if participation else NeighbouringRelation.VALUES
 
 
-def load_to_release(chosen: Chosen, **overrides: Any) -> Config:
+def load_to_release(chosen: Chosen) -> Config:
     """The configuration of a command that releases windows; its public cells are checked before anything starts.
 
     Raises :class:`stream.config.ConfigError`.
     """
     from stream.config import load_config
 
-    config = load_config(chosen, **overrides)
+    config = load_config(chosen)
     if config.participation is not None:
         from stream.config.public_cells import public_cells
 

@@ -62,7 +62,7 @@ def command(
     numbers = {
         "ε": lambda answer: f"{answer['epsilon']:g}",
         "count": lambda answer: f"{answer['value']:.1f}",
-        "95 % interval": _interval,
+        "95 % interval": lambda answer: " .. ".join(map(str, answer["interval"] or ["none: noise unknown"])),
     }
     show(table_of(answers, words, numbers), width=150)
 
@@ -124,8 +124,3 @@ def _utc(text: str) -> str:
         return utc_text(int(moment.timestamp())) if moment.tzinfo else text
     except (ValueError, OverflowError):  # no time, or in UTC one before year 1 or after year 9999
         return text
-
-
-def _interval(answer: dict[str, Any]) -> str:
-    interval = answer["interval"]
-    return "none: noise unknown" if interval is None else f"{interval[0]} .. {interval[1]}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stream.cli.options import FAILED, USAGE, progress_bars, stop
+from stream.cli.options import FAILED, USAGE, reading_bar, stop
 from stream.config import Config
 from stream.diagnosis.reading import Accepted
 from stream.messages.lines import release_file
@@ -82,9 +82,8 @@ def release_offline(
     try:
         with (
             nullcontext(sys.stdout) if out is None else release_file(out, force=options.force) as releases,
-            progress_bars() as bars,
+            reading_bar() as on_progress,
         ):
-            task = bars.add_task("reading")
             summary = replay_offline(
                 settings,
                 file,
@@ -94,7 +93,7 @@ def release_offline(
                 state=options.state,
                 accepted=options.accepted,
                 blocks=blocks,
-                on_progress=lambda done, size: bars.update(task, completed=done, total=size or None),
+                on_progress=on_progress,
             )
     except ParquetMissingError:
         stop(f"{out}: Parquet needs pyarrow; pip install 'hexveil[parquet]', or write .csv")

@@ -47,7 +47,7 @@ from stream.cli.releasing import (
     named_span,
     release_offline,
 )
-from stream.config import Config, load_config
+from stream.config import load_config
 from stream.config.section import parse_duration
 from stream.config.servers import redacted
 from stream.diagnosis.reading import Accepted
@@ -58,7 +58,6 @@ from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT
-from stream.windows import SpanError, Window
 
 
 def snapshot_command(form: str, what: str) -> Callable[..., None]:
@@ -101,7 +100,7 @@ def snapshot_command(form: str, what: str) -> Callable[..., None]:
         as_json: SummaryAsJson = False,
     ) -> None:
         speed_of_stored = parse_pace(pace)
-        live = any(_is_address(source) for source in sources)
+        live = any(source.lower().startswith(("http://", "https://")) for source in sources)
         _check_options(offline, live, out, start, end, state)
         try:
             settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
@@ -130,9 +129,11 @@ def snapshot_command(form: str, what: str) -> Callable[..., None]:
             _check_file(out, files, force=force or offline)
         blocks = events_of(files, reader, report.problems)
         if offline:
-            accepted = Accepted(any_speed, users_are_events, reader)
-            options = ReleaseOptions(state, out, force, accepted, as_json)
-            _release(settings, reader, blocks, span, options, report)
+            options = ReleaseOptions(state, out, force, Accepted(any_speed, users_are_events, reader), as_json)
+            try:
+                release_offline(settings, Path("the snapshots"), "canonical", span, options, blocks, report.facts)
+            except RecordingError as error:
+                stop(error if reader.tally.events else why_no_event(reader))
         elif out is not None:
             _write(blocks, out)
             report.summary()
@@ -151,10 +152,6 @@ def snapshot_command(form: str, what: str) -> Callable[..., None]:
 
     feed_snapshots.__doc__ = what
     return feed_snapshots
-
-
-def _is_address(source: str) -> bool:
-    return source.lower().startswith(("http://", "https://"))
 
 
 def _check_options(
@@ -210,20 +207,6 @@ def _files(paths: list[Path]) -> list[Path]:
     if not files:
         stop(f"{paths[0]} is a folder without files; name one that contains snapshots")
     return files
-
-
-def _release(
-    config: Config,
-    reader: SnapshotEvents,
-    blocks: Iterator[Messages],
-    span: Window | None,
-    options: ReleaseOptions,
-    report: SnapshotReport,
-) -> None:
-    try:
-        release_offline(config, Path("the snapshots"), "canonical", span, options, blocks, report.facts)
-    except (RecordingError, SpanError) as error:
-        stop(error if reader.tally.events or isinstance(error, SpanError) else why_no_event(reader))
 
 
 def _write(blocks: Iterator[Messages], out: Path) -> None:

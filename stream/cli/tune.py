@@ -159,7 +159,6 @@ def command(  # noqa: PLR0915
     relation: ExpectedRelation = None,
     file_format: FileFormat = None,
     draws: Annotated[int, typer.Option(min=1, max=100, help="Number of draws of noise per trial.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of the simulated noise; the same seed chooses the same.")] = 1,
     figure: Annotated[
         Path | None, typer.Option("--plot", help="Draw the share of events against the budget (PNG, SVG or PDF).")
     ] = None,
@@ -186,12 +185,14 @@ def command(  # noqa: PLR0915
     wanted = _wanted(want, settings)
     grids = _resolutions(resolutions, settings), _slots(slots, settings)
     rows = read_rows(settings, files, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
-    asked = {"recording": " ".join(map(str, files)), "budget": budget, "draws": draws, "seed": seed}
+    asked = {"recording": " ".join(map(str, files)), "budget": budget, "draws": draws}
     if isinstance(wanted, DropWant):
         if figure is not None:
             stop("--plot draws wants of a half-width only; leave it out, or see hexveil evaluate --live --plot")
-        search = DropSearch(chosen_file.file, rows, wanted, budget, draws, seed)
-        live = grids[0], grids[1] if slots else _live_slots(settings)
+        search = DropSearch(chosen_file.file, rows, wanted, budget, draws)
+        short = {timedelta(minutes=minutes) for minutes in (5, 10, 15, 30)} | {settings.window.slot}
+        fit = sorted(slot for slot in short if not settings.privacy.period % slot)
+        live = grids[0], grids[1] if slots else fit
         result = _searched(
             len(live[0]) * len(live[1]) * (len(list(search.ways())) + 1),
             lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, {trial.way}, budget {trial.budget:.3g}",
@@ -205,7 +206,7 @@ def command(  # noqa: PLR0915
         tuning = _searched(
             _EXPECTED_TRIALS,
             lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, ε {trial.outcome.epsilon:g}",
-            lambda advance: Search(settings, rows, wanted, budget, draws, seed, advance).run(*grids, finest=finest),
+            lambda advance: Search(settings, rows, wanted, budget, draws, advance).run(*grids, finest=finest),
         )
         if figure is not None:
             tune_report.plot(tuning, wanted, figure)
@@ -225,12 +226,6 @@ def command(  # noqa: PLR0915
         raise typer.Exit(FAILED)
     if write is not None:
         write_chosen(write, source, keys, expected, wanted, force=force)
-
-
-def _live_slots(settings: Config) -> list[timedelta]:
-    """Timeslots of a live map that are tried by default: 5, 10, 15 and 30 minutes, and the configured one."""
-    short = {timedelta(minutes=minutes) for minutes in (5, 10, 15, 30)} | {settings.window.slot}
-    return sorted(slot for slot in short if not settings.privacy.period % slot)
 
 
 def _check_no_horizon(settings: Config) -> None:

@@ -126,7 +126,8 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
         best = max(alike, key=lambda path: (_likeness(path), counts[path].distinct))
         if first is None or _likeness(best) > 1:
             roles["user"] = best
-            passed_by = [first] if first else [path for path in sorted(once) if path in _named(paths)]
+            named = (path for path in paths if "user" in guess_fields([path]) or _LIKE_A_USER.search(_plain(path)[0]))
+            passed_by = [first] if first else sorted(once.intersection(named))
             notes.append(_why_user(best, counts[best], passed_by, repeat=first is not None))
     missing = [role for role in ("user", "time", "lat", "lng") if role not in roles]
     if missing:
@@ -186,10 +187,6 @@ class _Counted(NamedTuple):
     @property
     def names_events(self) -> bool:
         return self.values >= LEAST_EVENTS and self.once >= ONCE * self.values
-
-
-def _named(paths: Iterable[str]) -> list[str]:
-    return [path for path in paths if "user" in guess_fields([path]) or _LIKE_A_USER.search(_plain(path)[0])]
 
 
 def _likeness(path: str) -> int:

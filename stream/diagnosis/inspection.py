@@ -130,7 +130,9 @@ def suggestions(seen: Observations, measures: Measures, feed: FeedConfig) -> lis
     box, source = feed.domain, speed_source(measures)[1]
     where = "check it on a map" if measures.interval_s else "vehicles go farther in a day than in this one moment"
     add("feed", "format", feed.format, _why_format(seen, feed.format))
-    add("feed", "timezone", feed.timezone, _why_zone(seen))
+    shared = f"most times have {seen.offset}, which several zones share; " if seen.offset else ""
+    why_zone = f"{shared}set it to the city's zone: timeslots and periods are aligned in it"
+    add("feed", "timezone", feed.timezone, why_zone)
     add("feed", "speed_unit", feed.speed_unit, speed_unit(seen, measures)[1], there=feed.given_speed_unit is not None)
     add("feed", "encoding", feed.encoding, "its bytes are no UTF-8; look at names with accents",
         there=feed.encoding != "utf-8")  # fmt: skip
@@ -153,11 +155,6 @@ def suggestions(seen: Observations, measures: Measures, feed: FeedConfig) -> lis
         section, _, name = key.partition(".")
         lines.append(Suggestion(section, name, None if value is None else toml(value), reason))
     return lines
-
-
-def _why_zone(seen: Observations) -> str:
-    shared = f"most times have {seen.offset}, which several zones share; " if seen.offset else ""
-    return f"{shared}set it to the city's zone: timeslots and periods are aligned in it"
 
 
 def _why_format(seen: Observations, name: str) -> str:

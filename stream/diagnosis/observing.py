@@ -274,12 +274,10 @@ def observe_messages(
             raise InspectionError(f"{error}; name them in [feed.fields]") from None
         config, form = _guessed_config(sample, known)
     events = (
-        (event, at) for message, at in zip(messages, arrived_us.tolist(), strict=True) for event in _events(message)
+        (event, at)
+        for message, at in zip(messages, arrived_us.tolist(), strict=True)
+        for event in (elements(message) if may_hold_several(message) else None) or [message]
     )
     whole = list(islice(events, limit))
     fixes = _fixes([event for event, _ in whole], _any_speed(config), form, [at for _, at in whole])
     return replace(_taken(config, list(fixes), form, sample.kind, known), command=WORKER)
-
-
-def _events(message: bytes) -> list[bytes]:
-    return (elements(message) if may_hold_several(message) else None) or [message]

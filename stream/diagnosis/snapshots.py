@@ -142,16 +142,12 @@ def observe_snapshots(files: list[Path], form: Form, limit: int, given: Config |
         speed=np.concatenate([each.speed for each in snapshots]) * own,
         arrived_us=np.repeat(*np.array(headers, dtype=np.int64).T),
         speed_unit=None if form == "SIRI-VM" else "m/s",
-        local=float(form == "SIRI-VM" and any(_has_local_times(file) for file in files[:5])),
+        local=float(form == "SIRI-VM" and any(_LOCAL_TIME.search(_without_marks(head_of(file))) for file in files[:5])),
         command="hexveil siri-vm" if form == "SIRI-VM" else "hexveil gtfs-rt",
         notes=tuple(notes),
         refused=refused + Counter({"no snapshot": len(problems)} if problems else {}),
         documents=len(snapshots),
     )
-
-
-def _has_local_times(file: Path) -> bool:
-    return _LOCAL_TIME.search(_without_marks(head_of(file))) is not None
 
 
 def _nothing(refused: Counter[str], problems: list[str]) -> InspectionError:

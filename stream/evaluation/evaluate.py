@@ -288,18 +288,14 @@ def _score_distributions(plan: Plan, contributions: Contributions, kept: Contrib
     cells, drawn = draw_distributions(plan, kept, Noise())
     if drawn is None:
         return
-    distribution, shares = _distribution_of(plan), drawn.shares()
+    speed, shares = plan.terms.speed, drawn.shares()
+    distribution = Distribution(speed.upper_quanta, speed.cdf_bins)
     true, noised = (np.cumsum(distribution.integers(of)[cells], axis=1) for of in (contributions, kept))
     distance = np.abs(shares.value - true / true[:, -1:]).max(axis=1)
     table, target = tables["distribution", "released"], noised / noised[:, -1:]
     table.add(contributions.counts.cells[cells], distance, true[:, -1].astype(np.float64))
     inside = (shares.low <= target + _ROUNDING) & (target <= shares.high + _ROUNDING)
     table.covered.append(np.asarray(inside.all(axis=1)))
-
-
-def _distribution_of(plan: Plan) -> Distribution:
-    speed = plan.terms.speed
-    return Distribution(speed.upper_quanta, speed.cdf_bins)
 
 
 def _score_participation(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Drawn:

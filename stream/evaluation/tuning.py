@@ -11,6 +11,7 @@ The settings that ``hexveil tune`` chooses among, as changes of a configuration.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -228,11 +229,10 @@ class Search:
         want: Want,
         most: float,
         draws: int,
-        seed: int,
         on_trial: Callable[[Trial], None] = lambda trial: None,
     ) -> None:
         self._config, self._want, self._most = config, want, most
-        self._draws, self._seed = draws, seed
+        self._draws = draws
         self._recording, self._on_trial = Recording(rows), on_trial
         self._trials: dict[tuple[Setting, int, bool], Trial] = {}
 
@@ -241,7 +241,7 @@ class Search:
 
         Raises :class:`ConfigError` if no grid can be released at all.
         """
-        order = sorted(((resolution, slot) for resolution in resolutions for slot in slots), key=_coarseness)
+        order = sorted(itertools.product(resolutions, slots), key=lambda grid: (grid[0], -grid[1]))
         grids: dict[Grid, Trial | None] = {}
         skipped: dict[Grid, str] = {}
         coarsest: Trial | None = None
@@ -353,7 +353,7 @@ class Search:
             config = setting.applied(self._config)
             slots = math.ceil(config.privacy.period / config.window.slot * 1.1)
             ample = with_terms(config, EPSILONS[level], min(slots, int(_MOST_BUDGET / EPSILONS[level])))
-            draws, seed = (2 * self._draws, self._seed + 1) if confirming else (self._draws, self._seed)
+            draws, seed = (2 * self._draws, 2) if confirming else (self._draws, 1)
             outcome = simulate(ample, self._recording.windows(config), self._want, draws, seed)
             reaches, seconds = outcome.share >= self._want.share - 1e-12, time.process_time() - began
             trial = Trial(setting, level, outcome, reaches, seconds, confirming)
@@ -422,10 +422,6 @@ def terms_of(config: Config, trial: Trial, most: float) -> dict[str, float]:
 def _next_budget(trial: Trial) -> float:
     level = min(trial.level + 1, len(EPSILONS) - 1)
     return trial.outcome.budget * EPSILONS[level] / EPSILONS[trial.level]
-
-
-def _coarseness(grid: Grid) -> tuple[int, timedelta]:
-    return grid[0], -grid[1]
 
 
 def fineness(grid: Grid) -> float:

@@ -339,7 +339,12 @@ def streets(domain: BoundingBox, seed: int, said: str = ATTRIBUTION) -> dict[str
     ``said``: what the page says about it.
     """
     site, rng = site_in(domain), np.random.Generator(np.random.PCG64(seed))
-    named = [*_grid(site), *_main_roads(site, rng), *_ring_roads(site)]
+    roads = [f"{name} Road" for name in _MAIN_ROADS]
+    named = [
+        *_grid(site),
+        *zip(roads, main_roads(rng, site.radius_km), strict=True),
+        *((name, ring_road(site.radius_km * share)) for share, name in zip(RINGS, _RING_NAMES, strict=True)),
+    ]
     return {"type": "FeatureCollection", "attribution": said, "features": [_feature(site, *one) for one in named]}
 
 
@@ -351,15 +356,6 @@ def _grid(site: Site) -> Iterator[tuple[str, np.ndarray]]:
         half = math.sqrt(site.radius_km**2 - at**2)
         yield f"{_AVENUES[number + BLOCKS]} Avenue", np.array([(at, half), (at, -half)])
         yield f"{_ordinal(BLOCKS - number)} Street", np.array([(-half, at), (half, at)])
-
-
-def _main_roads(site: Site, rng: np.random.Generator) -> Iterator[tuple[str, np.ndarray]]:
-    lines = zip(main_roads(rng, site.radius_km), _MAIN_ROADS, strict=True)
-    return ((f"{name} Road", line) for line, name in lines)
-
-
-def _ring_roads(site: Site) -> Iterator[tuple[str, np.ndarray]]:
-    return ((name, ring_road(site.radius_km * share)) for share, name in zip(RINGS, _RING_NAMES, strict=True))
 
 
 def _feature(site: Site, name: str, line: np.ndarray) -> dict[str, Any]:
@@ -383,15 +379,12 @@ def invented_schedule(simulation: Simulation) -> Schedule:
     for path in range(0, len(network.path_start), 2):  # the way back of a route runs along the same line
         route = str(path // 2 + 1)
         schedule.routes[route] = route
-        schedule.lines[route] = [_line(network, path)]
+        along = (network.vertex_at >= network.path_start[path]) & (network.vertex_at <= network.path_end[path])
+        corners = zip(network.vertex_lat[along].tolist(), network.vertex_lng[along].tolist(), strict=True)
+        schedule.lines[route] = [list(corners)]
         for number, (lat, lng) in enumerate(_stops(network, path)):
             schedule.stops[f"{route}-{number}"] = Stop(crossing(site, lat, lng), lat, lng)
     return schedule
-
-
-def _line(network: Network, path: int) -> list[Point]:
-    along = (network.vertex_at >= network.path_start[path]) & (network.vertex_at <= network.path_end[path])
-    return list(zip(network.vertex_lat[along].tolist(), network.vertex_lng[along].tolist(), strict=True))
 
 
 def _stops(network: Network, path: int) -> list[Point]:

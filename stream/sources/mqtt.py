@@ -257,7 +257,8 @@ class Following:
                     log.info("the broker is back", failures=self._failures)
                     self._failures = 0
                 await asyncio.sleep(_GATHER_SECONDS)
-                if await self._store([first, *self._waiting()]) and once:
+                waiting = range(min(self._arrivals.qsize(), _MOST_AT_ONCE - 1))
+                if await self._store([first, *(self._arrivals.get_nowait() for _ in waiting)]) and once:
                     return True
         return True
 
@@ -278,9 +279,6 @@ class Following:
         finally:
             message.cancel()
             stopped.cancel()
-
-    def _waiting(self) -> list[Publication]:
-        return [self._arrivals.get_nowait() for _ in range(min(self._arrivals.qsize(), _MOST_AT_ONCE - 1))]
 
     async def _store(self, publications: list[Publication]) -> bool:
         try:

@@ -167,13 +167,10 @@ class Recording:
             if names is None and not (self._format.positional or self._one_each) and may_hold_several(line):
                 several = elements(line)
             for event in several or [line]:
-                self._read_alone(event, block)
-
-    def _read_alone(self, line: bytes, block: _Block) -> None:
-        try:
-            block.add(*self._event(line))
-        except Exception:  # as above
-            block.pass_on(line)
+                try:
+                    block.add(*self._event(event))
+                except Exception:  # as above
+                    block.pass_on(event)
 
     def _header(self, line: bytes) -> list[str]:
         fields = self._format.fields
@@ -215,13 +212,10 @@ class Recording:
             return key, moment, line
         fields = {"user": str(user), "time": time, "lat": lat, "lng": lng}
         if speed is not None:
+            most = sys.float_info.max
             # Six decimals are exact for every pair of units, and remove rounding errors of floats from the messages.
-            fields["speed"] = speed if self._factor == 1 else round(_finite(speed * self._factor), 6)
+            fields["speed"] = speed if self._factor == 1 else round(min(max(speed * self._factor, -most), most), 6)
         return key, moment, _encode(fields)
-
-
-def _finite(number: float) -> float:
-    return min(max(number, -sys.float_info.max), sys.float_info.max)
 
 
 def _number(text: str) -> float | str | None:

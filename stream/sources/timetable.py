@@ -169,9 +169,10 @@ class _Reading:
         days, places = self._services(), self._stops()
         shape, service = self._trips()
         trip, stop, arrival, departure = self._calls()
+        calendar = np.array([0 if self._span is None else _count(*self._span, weekday) for weekday in range(7)])
         return Timetable(
             places, self._shapes(), shape, service, days, trip, stop, arrival, departure, self._frequencies(), zones,
-            None if self._span is None else self._span[0].year, self._calendar_days(), self._refused,
+            None if self._span is None else self._span[0].year, calendar, self._refused,
         )  # fmt: skip
 
     def _rows(self, name: str, columns: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[list[str]]:
@@ -214,9 +215,6 @@ class _Reading:
     def _cover(self, first: date, last: date) -> None:
         before, after = self._span or (first, last)
         self._span = min(before, first), max(after, last)
-
-    def _calendar_days(self) -> IntArray:
-        return np.array([0 if self._span is None else _count(*self._span, weekday) for weekday in range(7)])
 
     def _stops(self) -> FloatArray:
         numbers, places = self._numbers["stop"], []

@@ -99,10 +99,9 @@ def escaping(text: str) -> list[str]:
 
 
 def spoken(page: Path) -> Iterator[str]:
-    """Commands of a page: lines of its blocks, continued ones joined, and code between backticks. What the change log
-    says was removed is left out."""
+    """Commands of a page: lines of its blocks, continued ones joined, and code between backticks."""
     for block in blocks(page):
         if block.language == "sh":
             yield from block.text.replace("\\\n", " ").splitlines()
-    text = re.sub(r"```.*?```|^### Removed$.*?(?=^##)", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     yield from (quoted.replace("\n", " ") for quoted in re.findall(r"`([^`]+)`", text))

@@ -169,7 +169,10 @@ def test_make_knows_every_target_that_the_documents_name():
 @pytest.mark.parametrize(
     ("given", "options"),
     [
-        (["SECONDS=120", "FLEET=300"], "--seconds 120 --fleet 300"),
+        (
+            ["SECONDS=120", "FEED=path/to/2017-03-21.csv.gz", "FORMAT=capmetro"],
+            "--seconds 120 --feed 'path/to/2017-03-21.csv.gz' --format capmetro",
+        ),
         ([], ""),
     ],
 )

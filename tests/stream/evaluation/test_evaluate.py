@@ -265,8 +265,6 @@ def _clipped_normal_of_even_speeds() -> tuple[float, float]:
         ["--mechanisms", "magic"],
         ["--sweep", "delta=1"],
         ["--sweep", "epsilon=-1"],
-        ["--window", "x"],
-        ["--statistics", "mode"],
     ],
 )
 def test_wrong_usage_is_refused_with_the_choices(tmp_path, monkeypatch, extra):

@@ -209,7 +209,7 @@ def searched(monkeypatch: pytest.MonkeyPatch, width: Width, most: float) -> Sear
 
     monkeypatch.setattr("stream.evaluation.tuning.simulate", simulated)
     config = load_config(hourly.BUS, **{"speed.mean_mechanism": "baseline", "speed.allocation": "uniform"} | PLAIN)
-    return Search(config, np.zeros(1, ROW), WANT, most, draws=1, seed=1)
+    return Search(config, np.zeros(1, ROW), WANT, most, draws=1)
 
 
 PLAIN = {"speed.clipping": "none", "speed.sum_cap": 0.0, "speed.statistics": ["mean"]}
@@ -311,7 +311,7 @@ def test_resolution_0_cannot_be_merged_and_is_skipped_with_the_reason(monkeypatc
     config = load_config(hourly.BUS, **{"hexagons.merge_until": 8.0})
     searched(monkeypatch, lambda config, confirming: 10.0, most=4.0)
     with pytest.raises(ValueError, match="none above resolution 0"):
-        Search(config, np.zeros(1, ROW), WANT, 4.0, draws=1, seed=1).run([0], [HOUR])
+        Search(config, np.zeros(1, ROW), WANT, 4.0, draws=1).run([0], [HOUR])
 
 
 def test_each_recorded_part_of_a_day_is_priced_by_its_own_slots():
