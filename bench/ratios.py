@@ -31,7 +31,7 @@ from dpcore.spatial import HTF, Auto, Domain, UniformGrid
 from dpcore.suppression import suppress, unsuppressed_noise
 from stream.ingestion.decoding import Decoder
 from stream.messages.message import HEXAGON_SPEED
-from stream.messages.topics import EXAMPLES
+from stream.messages.topics import document
 from stream.serve.received import received
 
 BOUND = 1.3
@@ -161,7 +161,8 @@ def _windows(folder: Path, users: int) -> dict[str, tuple[Work, Work]]:
 
 
 def _checking(messages: int) -> tuple[Work, Work]:
-    value = msgspec.json.encode(EXAMPLES[HEXAGON_SPEED])
+    (message,) = document()["channels"]["hexagonSpeed"]["messages"].values()
+    value = msgspec.json.encode(message["examples"][0]["payload"])
 
     def checked() -> None:
         for _ in range(messages):

@@ -9,47 +9,13 @@ The public surface is every name without a leading underscore in the modules of 
 from __future__ import annotations
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 """Version of this package and of the service built on it; both distributions read it here."""
 
-__all__ = [
-    "accounting",
-    "allocation",
-    "arrays",
-    "bernstein",
-    "budget",
-    "cdf",
-    "contributions",
-    "distribution",
-    "earth",
-    "errors",
-    "event_order",
-    "gaussian",
-    "gaussian_allocation",
-    "interval_calibration",
-    "laplace_posterior",
-    "level_tree",
-    "mean",
-    "modelled_percentiles",
-    "moving_mean",
-    "noise",
-    "occupancy",
-    "packing",
-    "pair_sums",
-    "participation",
-    "relation",
-    "residual",
-    "resolution",
-    "scales",
-    "single_cell",
-    "smoothing",
-    "spatial",
-    "suppression",
-    "suppression_levels",
-    "variance",
-]
+__all__ = sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 
 if not TYPE_CHECKING:
 

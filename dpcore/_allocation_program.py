@@ -83,19 +83,16 @@ class Program:
         root = np.sqrt(self.weight * pressed).sum()
         # x divided by the largest loss among the users of its row is feasible.
         scales = np.maximum.reduceat(loss[self.matrix.indices], self.matrix.indptr[:-1]) / x
-        bound = float(root**2 / price.sum())
-        return Point(loss, scales, float(self.weight @ scales), bound, price * (root / price.sum()) ** 2)
+        return Point(loss, scales, float(self.weight @ scales), float(root**2 / price.sum()))
 
 
 @dataclass(frozen=True)
 class Point:
     """At some prices: the ``loss``/β of every user (L,); feasible ``scales`` 1/x and their ``objective``; the lower
-    ``bound`` of the optimum (Σ √(w·Δy))² / Σ βy, which the best multiple of the prices gives, and that multiple,
-    ``prices`` (L,).
+    ``bound`` of the optimum (Σ √(w·Δy))² / Σ βy, which the best multiple of the prices gives.
     """
 
     loss: FloatArray
     scales: FloatArray
     objective: float
     bound: float
-    prices: FloatArray

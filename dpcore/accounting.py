@@ -103,7 +103,9 @@ def epsilon_of_rho(rho_nano: int, delta: float) -> float:
     ε(α) = αρ + ln(1/(αδ))/(α−1) + ln(1 − 1/α) holds for every α > 1; floats choose α, decimals of 60 digits evaluate
     it.
     """
-    rho, log_delta = _checked_nano(rho_nano) / NANO, math.log(_checked_delta(delta))
+    if not 0 < delta < 1:
+        raise ParameterError(f"delta {delta!r} is outside (0, 1); give one far below 1 over the number of users")
+    rho, log_delta = _checked_nano(rho_nano) / NANO, math.log(delta)
 
     def of(log_order: float) -> float:
         excess = math.exp(log_order)
@@ -139,9 +141,3 @@ def _checked_nano(rho_nano: int) -> int:
     if not is_whole_number(rho_nano) or rho_nano < 1:
         raise BudgetError(f"rho of {rho_nano!r} nρ is not an integer of at least 1; count in nano-rho")
     return int(rho_nano)
-
-
-def _checked_delta(delta: float) -> float:
-    if not 0 < delta < 1:
-        raise ParameterError(f"delta {delta!r} is outside (0, 1); give one far below 1 over the number of users")
-    return float(delta)

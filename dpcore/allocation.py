@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
 from dpcore._allocation_program import Program
-from dpcore.arrays import FloatArray, IntArray
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.budget import MICRO
 from dpcore.contributions import Counts
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
@@ -140,8 +140,9 @@ class Sensitivities:
 
 
 @dataclass(frozen=True)
-class AllocatedScales:
-    """Noise scales ``numerator``/``denominator`` (quanta of row r) and what they cost every user, in the ledger's unit.
+class Allocation:
+    """Noise scales ``numerator``/``denominator`` (quanta of row r) and what they cost every user, in the ledger's unit:
+    b of discrete Laplace noise in µε, or σ of discrete Gaussian noise in nρ.
 
     ``numerator`` 0: nobody can move the row; it is released without noise. ``charges``: shape (L,), exact upper bound
     of each user's loss, never above their allowance. ``objective`` = Σ w·scale of the handed-out scales, ``bound`` a
@@ -163,14 +164,6 @@ class AllocatedScales:
     def gap(self) -> float:
         """Relative distance to the proved lower bound of the optimum, objective/bound − 1."""
         return self.objective / self.bound - 1 if self.bound > 0 else 0.0
-
-
-@dataclass(frozen=True)
-class Allocation(AllocatedScales):
-    """Scales b of discrete Laplace noise; charges in µε. ``prices``: dual price of each user's allowance."""
-
-    iterations: int
-    prices: FloatArray = field(repr=False)
 
 
 def checked_retained(counts: Counts, retained: IntArray) -> None:
@@ -202,15 +195,15 @@ def allocate(
     "values". Raises :class:`BudgetError` for an allowance that cannot pay 1 µε per entry (leave such users out),
     :class:`OverflowBoundError` where an integer bound fails.
     """
-    beta = _checked_allowances(sensitivities, allowances)
+    beta = checked_allowances(sensitivities, allowances, 1, MAX_NUMERATOR, "µε") / MICRO
     solution = _solved(sensitivities, beta, tolerance, max_iterations)
-    numerator, denominator = _round_exactly(sensitivities, allowances, solution.scales)
+    numerator, denominator, _ = _round_exactly(sensitivities, allowances, solution.scales)
     numerator = _fill_slack(sensitivities, allowances, numerator, denominator)
     charges = exact_charges(sensitivities, numerator, denominator)
     if np.any(charges > allowances):
         raise BudgetError("a charge exceeds its allowance after rounding; nothing may be released with these scales")
     objective = float(sensitivities.weight @ (numerator / denominator))
-    return Allocation(numerator, denominator, charges, objective, solution.bound, solution.iterations, solution.prices)
+    return Allocation(numerator, denominator, charges, objective, solution.bound)
 
 
 def uniform_allocation(sensitivities: Sensitivities, allowances: IntArray) -> Allocation:
@@ -218,13 +211,12 @@ def uniform_allocation(sensitivities: Sensitivities, allowances: IntArray) -> Al
 
     b_r = max_l Δ[r,l]·K/β_l, K the largest number of rows of one user. For comparison. Raises as :func:`allocate`.
     """
-    beta = _checked_allowances(sensitivities, allowances)
+    beta = checked_allowances(sensitivities, allowances, 1, MAX_NUMERATOR, "µε") / MICRO
     most = int(sensitivities.entries_per_user.max(initial=0))
     scales = sensitivities.row_max(sensitivities.delta * most / beta[sensitivities.user]).astype(np.float64)
-    numerator, denominator = _round_exactly(sensitivities, allowances, scales)
-    charges = exact_charges(sensitivities, numerator, denominator)
+    numerator, denominator, charges = _round_exactly(sensitivities, allowances, scales)
     objective = float(sensitivities.weight @ (numerator / denominator))
-    return Allocation(numerator, denominator, charges, objective, 0.0, 0, np.zeros(sensitivities.n_users))
+    return Allocation(numerator, denominator, charges, objective, 0.0)
 
 
 def exact_charges(sensitivities: Sensitivities, numerator: IntArray, denominator: IntArray) -> IntArray:
@@ -253,23 +245,28 @@ def exact_charges(sensitivities: Sensitivities, numerator: IntArray, denominator
     return charges
 
 
-def _checked_allowances(sensitivities: Sensitivities, allowances: IntArray) -> FloatArray:
-    """Allowances as epsilon for the float solver, after refusing those that cannot be met."""
+def checked_allowances(
+    sensitivities: Sensitivities, allowances: IntArray, least: int, most: int, unit: str
+) -> IntArray:
+    """``allowances`` (L,) in the ledger's ``unit``; raises :class:`BudgetError` for less than ``least`` for each entry
+    of a user, and :class:`OverflowBoundError` above ``most``."""
     if allowances.shape != (sensitivities.n_users,) or not np.issubdtype(allowances.dtype, np.integer):
-        raise BudgetError(f"allowances must be {sensitivities.n_users} integers of µε, one per user")
-    short = np.flatnonzero(allowances < np.maximum(sensitivities.entries_per_user, 1))
+        raise BudgetError(f"allowances must be {sensitivities.n_users} integers of {unit}, one per user")
+    short = np.flatnonzero(allowances < least * np.maximum(sensitivities.entries_per_user, 1))
     if len(short):
         raise BudgetError(
-            f"{len(short)} users have less than 1 µε for each number they enter (the first {allowances[short[0]]} µε "
-            f"for {sensitivities.entries_per_user[short[0]]}); leave them out of the window"
+            f"{len(short)} users have less than {least} {unit} for each number they enter (the first {unit} "
+            f"{allowances[short[0]]} for {sensitivities.entries_per_user[short[0]]}); leave them out of the window"
         )
-    if len(allowances) and allowances.max() > MAX_NUMERATOR:
-        raise OverflowBoundError(f"an allowance of {allowances.max()} µε exceeds 2^40; give a smaller one")
-    return allowances / MICRO
+    if len(allowances) and allowances.max() > most:
+        raise OverflowBoundError(f"an allowance of {allowances.max()} {unit} exceeds {most}; give a smaller one")
+    return allowances
 
 
-def _round_exactly(sensitivities: Sensitivities, allowances: IntArray, scales: FloatArray) -> tuple[IntArray, IntArray]:
-    """Integer ratios t/s ≥ ``scales`` (s a power of two) whose exact charges are within every allowance.
+def _round_exactly(
+    sensitivities: Sensitivities, allowances: IntArray, scales: FloatArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Integer ratios t/s ≥ ``scales`` (s a power of two) whose exact charges are within every allowance, and these.
 
     A ceiling costs at most 1 µε per entry, so every user is given that much room first; a row whose entries already
     cost 1 µε each cannot get cheaper and is left there. Numerators near min(2^38, 2^61/β) keep 10⁶·Δ·s ≤ β·t < 2^62.
@@ -281,6 +278,21 @@ def _round_exactly(sensitivities: Sensitivities, allowances: IntArray, scales: F
         inflation = sensitivities.row_max((allowances / room)[sensitivities.user])
     wanted = np.where(moved, np.minimum(scales * np.maximum(inflation, 1.0), MICRO * largest.astype(np.float64)), 0.0)
     finest = min(2.0**38, 2.0**61 / max(float(allowances.max(initial=1)), 1.0))
+    return round_within(wanted, moved, finest, lambda t, s: exact_charges(sensitivities, t, s), allowances)
+
+
+def round_within(
+    wanted: FloatArray,
+    moved: BoolArray,
+    finest: float,
+    charges_of: Callable[[IntArray, IntArray], IntArray],
+    allowances: IntArray,
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Integer ratios t/s ≥ ``wanted`` (R,), numerators up to ``finest``, s a power of two, that ``charges_of`` finds
+    within all ``allowances`` (L,), and these charges; t = 0 of rows that are not ``moved``.
+
+    Raises :class:`OverflowBoundError` for a scale above 2^40, :class:`BudgetError` where no rounding is within them.
+    """
     slack = 1.0
     for attempt in range(_ROUNDING_ATTEMPTS):
         scale = wanted * slack
@@ -289,8 +301,9 @@ def _round_exactly(sensitivities: Sensitivities, allowances: IntArray, scales: F
         exponent = np.floor(np.log2(finest / np.where(moved, scale, finest)))
         denominator = np.left_shift(1, np.clip(exponent, 0, 61).astype(np.int64))
         numerator = np.where(moved, np.maximum(np.ceil(scale * denominator), 1), 0).astype(np.int64)
-        if np.all(exact_charges(sensitivities, numerator, denominator) <= allowances):
-            return numerator, denominator
+        charges = charges_of(numerator, denominator)
+        if np.all(charges <= allowances):
+            return numerator, denominator, charges
         slack = 1 + 2.0 ** (attempt - 45)
     raise BudgetError("no rounding of the scales met every allowance; leave out users with next to nothing left")
 
@@ -362,14 +375,11 @@ def _fill_together(
     return order[turn[order] >= 0]
 
 
-@dataclass(frozen=True)
-class _Solution:
-    """Float scales that obey every constraint up to rounding, the dual bound, and the prices that prove it."""
+class _Solution(NamedTuple):
+    """Float scales that obey every constraint up to rounding, and the dual bound."""
 
     scales: FloatArray
     bound: float
-    iterations: int
-    prices: FloatArray
 
 
 _recent: Recent[_Solution] = Recent(count=64, size=2**24)
@@ -377,12 +387,12 @@ _recent: Recent[_Solution] = Recent(count=64, size=2**24)
 
 
 def _solved(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max_iterations: int) -> _Solution:
-    """What :func:`_solve` gives, computed once; nobody may write to its columns."""
+    """What :func:`_solve` gives, computed once; nobody may write to its scales."""
 
     def compute() -> tuple[_Solution, int]:
         solution = _solve(sensitivities, beta, tolerance, max_iterations)
-        solution.scales.flags.writeable = solution.prices.flags.writeable = False
-        return solution, solution.scales.nbytes + solution.prices.nbytes
+        solution.scales.flags.writeable = False
+        return solution, solution.scales.nbytes
 
     columns = (sensitivities.row, sensitivities.user, sensitivities.delta, sensitivities.weight, beta)
     return _recent.get(key_of(*columns, tolerance=tolerance, iterations=max_iterations), compute)
@@ -418,7 +428,7 @@ def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max
     rows = np.flatnonzero(np.diff(sensitivities.row_start))
     scales = np.zeros(sensitivities.n_rows)
     if not len(rows):
-        return _Solution(scales, 0.0, 0, np.zeros(sensitivities.n_users))
+        return _Solution(scales, 0.0)
     program = Program.of(_matrix(sensitivities, rows, beta), sensitivities.weight[rows])
     price = program.ascend(program.first_prices(), _WARM_UP)
     iterations = _WARM_UP
@@ -431,4 +441,4 @@ def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max
         cheapest = point if point.objective < cheapest.objective else cheapest
         tightest = point if point.bound > tightest.bound else tightest
     scales[rows] = cheapest.scales
-    return _Solution(scales, tightest.bound, iterations, tightest.prices / beta)
+    return _Solution(scales, tightest.bound)

@@ -22,7 +22,7 @@ import scipy
 
 from dpcore.arrays import FloatArray, IntArray
 from dpcore.errors import ParameterError
-from dpcore.level_tree import LEAST_ERROR, LevelTree, TreeShape, consistent_leaves
+from dpcore.level_tree import LevelTree, choose_tree, consistent_leaves
 from dpcore.scales import checked_upper
 
 DRAWS, QUANTILE = 4000, 0.96
@@ -120,14 +120,16 @@ _RATIO_STEP = 0.01
 
 def bin_edges(upper: int, bins: int) -> IntArray:
     """First value of each bin, and ``upper`` + 1: shape (K+1,), K = min(bins, U + 1) equal bins of 0..U."""
-    k = min(_checked_bins(bins), checked_upper(upper) + 1)
+    if not 1 <= bins <= 65536:
+        raise ParameterError(f"{bins} bins are outside 1..65536; give fewer")
+    k = min(bins, checked_upper(upper) + 1)
     edges: IntArray = -(-np.arange(k + 1, dtype=np.int64) * (upper + 1) // k)
     return edges
 
 
-def bin_tree(upper: int, bins: int, shape: TreeShape = LEAST_ERROR) -> LevelTree:
-    """The tree over the bins of :func:`bin_edges`: of least error, unless ``shape`` says otherwise."""
-    return shape.over(len(bin_edges(upper, bins)) - 1)
+def bin_tree(upper: int, bins: int) -> LevelTree:
+    """The tree of least error over the bins of :func:`bin_edges`."""
+    return choose_tree(len(bin_edges(upper, bins)) - 1)
 
 
 class Shares(NamedTuple):
@@ -298,9 +300,3 @@ def _ratios(scales: FloatArray) -> tuple[FloatArray, FloatArray]:
     unit = np.where(unit > 0, unit, 1.0)
     steps = np.ceil(scales / unit[:, None] / _RATIO_STEP - 1e-9)
     return np.where(scales > 0, np.maximum(steps, 1), 0) * _RATIO_STEP, unit
-
-
-def _checked_bins(bins: int) -> int:
-    if not 1 <= bins <= 65536:
-        raise ParameterError(f"{bins} bins are outside 1..65536; give fewer")
-    return bins

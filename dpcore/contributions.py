@@ -96,8 +96,12 @@ class Contributions:
         n = len(value)
         if not len(cell) == len(user) == len(time) == n:
             raise ParameterError(f"columns of {len(cell)}, {len(user)}, {len(time)} and {n} rows; give equal lengths")
-        check_values(n, upper)
-        cells, users, pair = numbered_pairs(cell, user)
+        if n * max(upper, 1) >= MAX_TOTAL:
+            raise OverflowBoundError(f"{n} values of up to {upper} quanta could exceed 2^62; use a coarser quantum")
+        (cells, of_cell), (users, of_user) = indexed(cell), indexed(user)
+        pair = of_cell.astype(np.int64)
+        pair *= len(users)
+        pair += of_user
         earliest, since = since_earliest(time)
         order, first, pair = ordered(pair, since, value)
         pair_start = np.append(first, n).astype(np.int64)
@@ -155,7 +159,11 @@ class Contributions:
 
     def cell_squares(self) -> IntArray:
         """Σx² per cell in quanta², shape (C,); raises :class:`OverflowBoundError` where that could leave int64."""
-        check_squares(len(self.quanta), self.upper)
+        n, upper = len(self.quanta), self.upper
+        if n * max(upper, 1) ** 2 >= MAX_TOTAL:
+            raise OverflowBoundError(
+                f"squares of {n} values of up to {upper} quanta could exceed 2^62; coarser quantum"
+            )
         return self.cell_totals(np.square)
 
     def cell_totals(self, of: Callable[[IntArray], IntArray]) -> IntArray:
@@ -165,27 +173,6 @@ class Contributions:
             values = self.quanta[bounds[first] : bounds[end]].astype(np.int64)
             totals[first:end] = _segment_sums(of(values), bounds[first : end + 1] - bounds[first])
         return totals
-
-
-def numbered_pairs(cell: IdArray, user: IdArray) -> tuple[IdArray, IdArray, IntArray]:
-    """Distinct cells and L users, ascending, and each entry's pair, (N,): cell · L + user, by their positions."""
-    (cells, of_cell), (users, of_user) = indexed(cell), indexed(user)
-    pair = of_cell.astype(np.int64)
-    pair *= len(users)
-    pair += of_user
-    return cells, users, pair
-
-
-def check_values(n: int, upper: int) -> None:
-    """Raise :class:`OverflowBoundError` if ``n`` values of up to ``upper`` quanta could leave int64 together."""
-    if n * max(upper, 1) >= MAX_TOTAL:
-        raise OverflowBoundError(f"{n} values of up to {upper} quanta could exceed 2^62; use a coarser quantum")
-
-
-def check_squares(n: int, upper: int) -> None:
-    """Raise :class:`OverflowBoundError` if the squares of ``n`` values up to ``upper`` could leave int64 together."""
-    if n * max(upper, 1) ** 2 >= MAX_TOTAL:
-        raise OverflowBoundError(f"squares of {n} values of up to {upper} quanta could exceed 2^62; coarser quantum")
 
 
 def _segment_sums(column: npt.NDArray[Any], start: IntArray) -> IntArray:

@@ -21,7 +21,7 @@ from dpcore.allocation import Sensitivities, checked_retained, exact_charges
 from dpcore.arrays import FloatArray, IntArray
 from dpcore.cdf import CDFs, bin_edges, bin_tree, consistent_cells
 from dpcore.contributions import Contributions, Counts
-from dpcore.level_tree import LEAST_ERROR, LevelTree, TreeShape, noisy_levels
+from dpcore.level_tree import LevelTree, noisy_levels
 from dpcore.mean import clipping_bias
 from dpcore.noise import Noise
 from dpcore.scales import LaplaceScales, check_clipped
@@ -29,16 +29,15 @@ from dpcore.scales import LaplaceScales, check_clipped
 
 @dataclass(frozen=True)
 class Distribution:
-    """``upper``: U in quanta. ``bins``: number K of equal bins of 0..U. ``shape`` of the tree over them."""
+    """``upper``: U in quanta. ``bins``: number K of equal bins of 0..U."""
 
     upper: int
     bins: int
-    shape: TreeShape = LEAST_ERROR
 
     @property
     def tree(self) -> LevelTree:
         """The tree over the bins; each of its h levels is released."""
-        return bin_tree(self.upper, self.bins, self.shape)
+        return bin_tree(self.upper, self.bins)
 
     def sensitivities(self, counts: Counts, retained: IntArray) -> IntArray:
         """Δ of every level over ``retained`` samples (P,) for each pair, in counts: 2Γ; shape (P,)."""
@@ -63,8 +62,7 @@ class Distribution:
             np.repeat(single.weight / tree.height, tree.height),
             single.n_users,
         )
-        equal = tree.sharing == "equal"
-        by_level = np.array([1.0 if equal else max(n - 1, 1) ** (2 / 3) for n in tree.factors])
+        by_level = np.array([max(n - 1, 1) ** (2 / 3) for n in tree.factors])
         return replace(rows, weight=rows.weight * np.tile(by_level / by_level.mean(), counts.n_cells))
 
     def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:

@@ -19,31 +19,32 @@ import numpy as np
 import scipy
 
 from dpcore.accounting import MAX_RHO, NANO
-from dpcore.allocation import MAX_CHARGE, MAX_NUMERATOR, AllocatedScales, Sensitivities
+from dpcore.allocation import (
+    MAX_CHARGE,
+    MAX_NUMERATOR,
+    Allocation,
+    Sensitivities,
+    checked_allowances,
+    round_within,
+)
 from dpcore.arrays import FloatArray, IntArray
-from dpcore.errors import BudgetError, OverflowBoundError
+from dpcore.errors import OverflowBoundError
 
 STEPS = 200
 """Dual steps: by then the objective is within a thousandth of its bound; what is left is scaled to fit."""
-_ROUNDING_ATTEMPTS = 60
-"""Float error is about 2^-48 of a scale, so the second or third attempt succeeds; the last doubles the scales."""
 
 
-class GaussianAllocation(AllocatedScales):
-    """Scales σ of discrete Gaussian noise; charges in nρ."""
-
-
-def allocate_gaussian(sensitivities: Sensitivities, allowances: IntArray) -> GaussianAllocation:
+def allocate_gaussian(sensitivities: Sensitivities, allowances: IntArray) -> Allocation:
     """Scales of least Σ w·σ within every user's allowance (``allowances``: shape (L,), nρ, every entry positive).
 
     Relation "values". Raises :class:`BudgetError` for an allowance that cannot pay 2 nρ per entry (leave such users
     out), :class:`OverflowBoundError` where an integer bound fails.
     """
-    beta = _checked_allowances(sensitivities, allowances)
+    beta = checked_allowances(sensitivities, allowances, 2, MAX_RHO * NANO, "nρ") / NANO
     precision, bound = _solve(sensitivities, beta)
     numerator, denominator, charges = _round_exactly(sensitivities, allowances, precision)
     objective = float(sensitivities.weight @ (numerator / denominator))
-    return GaussianAllocation(numerator, denominator, charges, objective, bound)
+    return Allocation(numerator, denominator, charges, objective, bound)
 
 
 def exact_rho_charges(sensitivities: Sensitivities, numerator: IntArray, denominator: IntArray) -> IntArray:
@@ -77,23 +78,6 @@ def exact_rho_charges(sensitivities: Sensitivities, numerator: IntArray, denomin
     charges = np.zeros(sensitivities.n_users, dtype=np.int64)
     np.add.at(charges, sensitivities.user, each)
     return charges
-
-
-def _checked_allowances(sensitivities: Sensitivities, allowances: IntArray) -> FloatArray:
-    """Allowances as rho for the float solver, after refusing those that cannot be met."""
-    if allowances.shape != (sensitivities.n_users,) or not np.issubdtype(allowances.dtype, np.integer):
-        raise BudgetError(f"allowances must be {sensitivities.n_users} integers of nρ, one per user")
-    short = np.flatnonzero(allowances < 2 * np.maximum(sensitivities.entries_per_user, 1))
-    if len(short):
-        raise BudgetError(
-            f"{len(short)} users have less than 2 nρ for each number they enter (the first {allowances[short[0]]} nρ "
-            f"for {sensitivities.entries_per_user[short[0]]}); leave them out of the window"
-        )
-    if len(allowances) and allowances.max() > MAX_RHO * NANO:
-        raise OverflowBoundError(
-            f"an allowance of {allowances.max()} nρ exceeds a rho of {MAX_RHO}; give a smaller one"
-        )
-    return allowances / NANO
 
 
 def _solve(sensitivities: Sensitivities, beta: FloatArray) -> tuple[FloatArray, float]:
@@ -150,16 +134,4 @@ def _round_exactly(
     wanted[moved] = np.sqrt(tightest[moved] / precision[moved])
     # Beyond, every entry of the row costs 1 nρ already.
     wanted = np.minimum(wanted, sensitivities.row_max(sensitivities.delta) * np.sqrt(NANO / 2) * (1 + 2.0**-40))
-    slack = 1.0
-    for attempt in range(_ROUNDING_ATTEMPTS):
-        scale = wanted * slack
-        if np.any(scale > MAX_NUMERATOR):
-            raise OverflowBoundError(f"a noise scale of {scale.max():.3g} quanta exceeds 2^40; use a coarser quantum")
-        exponent = np.floor(38 - np.log2(np.where(moved, scale, 2.0**38)))
-        denominator = np.left_shift(1, np.clip(exponent, 0, 61).astype(np.int64))
-        numerator = np.where(moved, np.maximum(np.ceil(scale * denominator), 1), 0).astype(np.int64)
-        charges = exact_rho_charges(sensitivities, numerator, denominator)
-        if np.all(charges <= allowances):
-            return numerator, denominator, charges
-        slack = 1 + 2.0 ** (attempt - 45)
-    raise BudgetError("no rounding of the scales met every allowance; leave out users with next to nothing left")
+    return round_within(wanted, moved, 2.0**38, lambda t, s: exact_rho_charges(sensitivities, t, s), allowances)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
 
 import numpy as np
 
@@ -25,23 +24,17 @@ MAX_BRANCHING = 16
 MAX_PADDING_PERCENT = 8
 """Most padding leaves, in percent of K."""
 
-Sharing = Literal["optimal", "equal"]
-"""How the levels of a tree share a budget: ∝ (n_i − 1)^(1/3), which has the least error, or equally."""
-
 
 @dataclass(frozen=True)
 class LevelTree:
-    """``bins``: K; ``factors``: n_1..n_h, branching from the root, with product >= K; ``sharing`` of the budget."""
+    """``bins``: K; ``factors``: n_1..n_h, branching from the root, with product >= K."""
 
     bins: int
     factors: tuple[int, ...]
-    sharing: Sharing = "optimal"
 
     def __post_init__(self) -> None:
         if self.bins < 1 or not self.factors or min(self.factors) < 1 or math.prod(self.factors) < self.bins:
             raise ParameterError(f"branching {self.factors} does not cover {self.bins} bins; raise a factor")
-        if self.sharing not in get_args(Sharing):
-            raise ParameterError(f"sharing {self.sharing!r}; give optimal or equal")
 
     @property
     def height(self) -> int:
@@ -57,8 +50,9 @@ class LevelTree:
         return [-(-self.bins // span) for span in self.leaves_below()]
 
     def shares(self) -> FloatArray:
-        """Levels' budget shares (h,): equal, or ∝ (n_i − 1)^(1/3), which minimises Σ(n_i − 1)/ε_i² at Σε_i fixed."""
-        return _normalised([1.0 if self.sharing == "equal" else (n - 1) ** (1 / 3) for n in self.factors])
+        """Levels' budget shares (h,): ∝ (n_i − 1)^(1/3), which minimises Σ(n_i − 1)/ε_i² at Σε_i fixed."""
+        weights = np.array([(n - 1) ** (1 / 3) for n in self.factors])
+        return np.asarray(weights / weights.sum()) if weights.any() else np.full(len(weights), 1.0 / len(weights))
 
     def digit_sums(self) -> list[int]:
         """Nodes of each level that the prefixes 0..K−1 add up, in total: Σ_t of the t's i-th mixed-radix digit."""
@@ -78,26 +72,6 @@ class LevelTree:
         padded = np.zeros((len(histogram), math.prod(self.factors)), dtype=np.int64)
         padded[:, : self.bins] = histogram
         return [padded.reshape(len(histogram), -1, span).sum(axis=2) for span in self.leaves_below()]
-
-
-@dataclass(frozen=True)
-class TreeShape:
-    """How the trees over K bins branch, and how their levels share a budget: constants, chosen without the data.
-
-    ``factors``: without any, those of :func:`choose_tree`. Every level of any tree moves by the same amount if a user's
-    values change, and the levels' shares add up to the budget, so the charge is the same for every shape.
-    """
-
-    factors: tuple[int, ...] = ()
-    sharing: Sharing = "optimal"
-
-    def over(self, bins: int) -> LevelTree:
-        """The tree over ``bins`` leaves; raises :class:`ParameterError` where the factors do not cover them."""
-        return LevelTree(bins, self.factors or choose_tree(bins).factors, self.sharing)
-
-
-LEAST_ERROR = TreeShape()
-"""The shape of least error before consistency."""
 
 
 @lru_cache(maxsize=64)
@@ -210,8 +184,3 @@ def _weighed(y: FloatArray, v: FloatArray, z: FloatArray, w: FloatArray) -> tupl
     both = v + w
     scaled = np.where(both > 0, both, 1.0)
     return np.where(both > 0, (y * w + z * v) / scaled, y), v * w / scaled
-
-
-def _normalised(weights: Sequence[float]) -> FloatArray:
-    w = np.asarray(weights, dtype=np.float64)
-    return np.asarray(w / w.sum()) if w.sum() > 0 else np.full(len(w), 1.0 / len(w))

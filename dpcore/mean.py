@@ -20,9 +20,8 @@ import numpy as np
 
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
 from dpcore.arrays import FloatArray, IntArray
-from dpcore.contributions import MAX_TOTAL, Counts
+from dpcore.contributions import MAX_TOTAL, Contributions, Counts
 from dpcore.errors import ParameterError
-from dpcore.pair_sums import Summable
 from dpcore.scales import LaplaceScales, check_clipped, checked_upper
 
 
@@ -58,7 +57,7 @@ class Mean:
         """µε of each user for noise of ``scales`` (C,), shape (L,): Σ over their cells of Δ/b, each term rounded up."""
         return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
 
-    def integers(self, kept: Summable) -> IntArray:
+    def integers(self, kept: Contributions) -> IntArray:
         """Σx of the retained values per cell, shape (C,): what noise is added to; never to be shown.
 
         Raises :class:`ParameterError` for values that were clipped to more than ``upper``.
@@ -67,7 +66,7 @@ class Mean:
         self._check_caps(kept.counts)
         return kept.cell_sums(self.caps)
 
-    def draw(self, kept: Summable, noise: IntArray) -> IntArray:
+    def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
         """Noisy Σx, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for
         (:class:`LaplaceScales`)."""
         return self.integers(kept) + noise

@@ -39,7 +39,7 @@ from dpcore.cdf import bin_edges, bin_tree
 from dpcore.contributions import Contributions, Counts, stretches
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.gaussian import discrete_gaussian
-from dpcore.level_tree import LEAST_ERROR, LevelTree, TreeShape, split_budget
+from dpcore.level_tree import LevelTree, split_budget
 from dpcore.noise import Noise
 from dpcore.scales import check_clipped, check_total, noise_ratio
 
@@ -90,13 +90,11 @@ class Layout:
         weight: Weight,
         upper: int,
         bins: int,
-        shape: TreeShape = LEAST_ERROR,
         area: bool = False,
         moving_from: int = 0,
     ) -> Layout:
-        """The layout for these statistics of values up to ``upper`` quanta, in min(``bins``, U + 1) bins; ``shape`` of
-        their tree."""
-        tree = bin_tree(upper, bins, shape) if percentiles else None
+        """The layout for these statistics of values up to ``upper`` quanta, in min(``bins``, U + 1) bins."""
+        tree = bin_tree(upper, bins) if percentiles else None
         return cls(2 if variance else int(mean), weight == "sample", tree, weight, upper, area, moving_from)
 
     @property

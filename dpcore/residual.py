@@ -25,10 +25,9 @@ import scipy
 
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
 from dpcore.arrays import FloatArray, IntArray
-from dpcore.contributions import Counts
+from dpcore.contributions import Contributions, Counts
 from dpcore.errors import ParameterError
 from dpcore.mean import clipping_bias
-from dpcore.pair_sums import Summable
 from dpcore.scales import LaplaceScales, check_clipped, checked_upper
 
 KAPPAS = (0.25, 0.4, 0.6, 0.85, 1.2, 1.7, 2.4, np.inf)
@@ -99,7 +98,7 @@ class ResidualMean:
         """Worst-case bias of a mean over n of N samples, in ranges U, shape (C,), beside what ranges add."""
         return clipping_bias(total, retained)
 
-    def integers(self, kept: Summable) -> IntArray:
+    def integers(self, kept: Contributions) -> IntArray:
         """Σ of the clipped sums per cell, shape (C,): what noise is added to; never to be shown.
 
         Raises :class:`ParameterError` for values that were clipped to more than ``top``.
@@ -110,7 +109,7 @@ class ResidualMean:
         low, high = (end[counts.pair_cell] * counts.samples for end in (self.lower, self.upper))
         return counts.by_cell(np.clip(kept.pair_sums, low, high))
 
-    def draw(self, kept: Summable, noise: IntArray) -> IntArray:
+    def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
         """Noisy sums, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for."""
         return self.integers(kept) + noise
 

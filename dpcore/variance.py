@@ -23,9 +23,8 @@ import numpy as np
 from dpcore._whole_numbers import whole_number
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
 from dpcore.arrays import FloatArray, IntArray
-from dpcore.contributions import MAX_TOTAL, Counts
+from dpcore.contributions import MAX_TOTAL, Contributions, Counts
 from dpcore.errors import ParameterError
-from dpcore.pair_sums import Summable
 from dpcore.scales import LaplaceScales, check_clipped, checked_upper
 
 
@@ -67,7 +66,7 @@ class Variance:
         """µε of each user for noise of ``scales`` (C,), shape (L,): Σ over their cells of Δ/b, each term rounded up."""
         return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
 
-    def integers(self, kept: Summable) -> IntArray:
+    def integers(self, kept: Contributions) -> IntArray:
         """⌊(n·Σx² − (Σx)²)/(n²·grid)⌋ per cell, shape (C,); 0 where n = 0. Exact for any n; never to be shown.
 
         Raises :class:`ParameterError` for values that were clipped to more than ``upper``.
@@ -78,7 +77,7 @@ class Variance:
         squares = kept.cell_squares().astype(object)
         return np.asarray((n * squares - sums * sums) // np.maximum(n * n * self.grid, 1)).astype(np.int64)
 
-    def draw(self, kept: Summable, noise: IntArray) -> IntArray:
+    def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
         """Noisy V, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for
         (:class:`LaplaceScales`)."""
         return self.integers(kept) + noise

@@ -12,7 +12,8 @@ import research
 from research import papers
 
 STUDIES = sorted(
-    {module.name for module in pkgutil.iter_modules(research.__path__)} - {"__main__", "live_feeds", "spatial_grids"}
+    {module.name for module in pkgutil.iter_modules(research.__path__)}
+    - {"__main__", "live_bounds", "live_feeds", "spatial_grids"}
     | {f"papers.{part}" for part in papers.PARTS}
 )
 """Names of all studies."""

@@ -28,6 +28,7 @@ from bench.recordings import absent, path_of_day, recordings
 from dpcore.arrays import FloatArray
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
+from research.live_feeds import told
 from stream.config import Config, load_config
 from stream.config.fleets import fleet_map
 from stream.diagnosis.reading import read_recording
@@ -219,4 +220,5 @@ def run(quick: bool) -> dict[str, Any]:
     if missing := absent(*(path_of_day(feed) for feed in feeds if feed in DAYS)):
         return {"skipped": missing}
     cases = [(setting, feed) for setting in SETTINGS for feed in feeds]
-    return {"coverage": [measured(*case, 1 if quick else DRAWS) for case in shown(cases, "coverage")]}
+    rows = (measured(*case, 1 if quick else DRAWS) for case in shown(cases, "coverage"))
+    return {"coverage": [told(f"{row['configuration']}, {row['feed']}", row) for row in rows]}

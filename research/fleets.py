@@ -12,7 +12,6 @@ cell at this hour over all days of the feed, which nobody knows on that day.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 
 from dpcore.arrays import FloatArray
 from dpcore.relation import NeighbouringRelation
-from research.live_feeds import config_of, windows_of
+from research.live_feeds import config_of, told, windows_of
 from stream.config.fleets import FLEET_MAPS, FleetMap, fleet_map
 from stream.config.section import parse_duration
 from stream.evaluation.live import evaluate_live
@@ -55,7 +54,7 @@ def run(quick: bool) -> dict[str, Any]:
         return {"city:300/16": live("city:300/16", VALUES, 5, "15m", "residual")}
     figures: dict[str, Any] = {}
     for feed in TYPICAL_MAPS:
-        figures[f"{feed}, typical"] = typical(feed)
+        figures[f"{feed}, typical"] = told(f"{feed}, typical", typical(feed))
     for relation, feeds, clippings in (
         (VALUES, VALUES_MAPS, ("residual",)),
         (PARTICIPATION, RIDERS_MAPS, ("residual", "none")),
@@ -64,7 +63,7 @@ def run(quick: bool) -> dict[str, Any]:
             for resolution, slot in maps:
                 for clipping in clippings:
                     name = f"{feed}, {relation}, resolution {resolution}, {slot}, clipping {clipping}"
-                    figures[name] = live(feed, relation, resolution, slot, clipping)
+                    figures[name] = told(name, live(feed, relation, resolution, slot, clipping))
     return figures
 
 
@@ -72,9 +71,7 @@ def live(feed: str, relation: NeighbouringRelation, resolution: int, slot: str, 
     """The facts of :class:`stream.evaluation.live.LiveScore`."""
     tried = FleetMap(0, resolution, parse_duration(slot), 0.0, 0.0, WINDOWS[resolution], clipping)
     config = config_of(feed, relation, tried.keys(relation) | _TYPICAL[relation])
-    facts = evaluate_live(config, windows_of(feed, config), 1 if feed == "city:10000/9" else 3).facts()
-    print(feed, relation, resolution, slot, clipping, facts, file=sys.stderr, flush=True)
-    return facts
+    return evaluate_live(config, windows_of(feed, config), 1 if feed == "city:10000/9" else 3).facts()
 
 
 _TYPICAL: dict[NeighbouringRelation, dict[str, Any]] = {VALUES: {"value.typical": None}, PARTICIPATION: {}}
@@ -93,7 +90,6 @@ def typical(feed: str) -> dict[str, dict[str, float]]:
         its = [k for k, time in enumerate(times) if time.date() == day]
         parts = [(windows[k].events, usual[k], one) for k in its for one in shown[k]]
         figures[day.isoformat()] = _figures(parts)
-    print(feed, figures, file=sys.stderr, flush=True)
     return figures
 
 

@@ -9,7 +9,10 @@ CapMetro's 2015-09-06, 2016-11-25 and 2017-03-16 alone.
 
 from __future__ import annotations
 
+import json
+import sys
 import tempfile
+import time
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -25,6 +28,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.config import Config, load_config
 from stream.diagnosis.reading import read_recording
 from stream.evaluation.living import Exact, exact_windows
+from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.local import REPO_ROOT
 from stream.offline import split_by_slot
 from stream.sources.live_city import Cars, traffic_in
@@ -73,6 +77,12 @@ PARTICIPATION: dict[str, dict[str, Any]] = {
 }
 
 
+def told(row: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """The ``figures`` of a row, after they were printed to stderr with the processor seconds since the start."""
+    print(json.dumps({"row": row, "processor_s": round(time.process_time())} | figures), file=sys.stderr, flush=True)
+    return figures
+
+
 def config_of(feed: str, relation: NeighbouringRelation, mechanism: dict[str, Any]) -> Config:
     """The configuration of a live map of ``feed``."""
     values = relation == NeighbouringRelation.VALUES
@@ -85,13 +95,16 @@ def config_of(feed: str, relation: NeighbouringRelation, mechanism: dict[str, An
     made = feed.startswith(("city", "cars"))
     place = BEIJING if feed == "taxis" else {"feed.format": "canonical" if made else "capmetro"}
     file = REPO_ROOT / "config" / ("bus-fleet.toml" if values else "riders-live.toml")
-    key = {"privacy.user_key_file": str(Path(_folder()) / "user.key")}
-    return load_config(file, **(LIVE | plain | place | key | mechanism))
+    return load_config(file, **(LIVE | plain | place | {"privacy.user_key_file": str(_user_key())} | mechanism))
 
 
 @cache
-def _folder() -> str:
-    return tempfile.mkdtemp(prefix="hexveil-research-")
+def _user_key() -> Path:
+    """Always the same key, because clones are shifted in the order of their pseudonyms."""
+    key = Path(tempfile.mkdtemp(prefix="hexveil-research-")) / "user.key"
+    key.write_bytes(bytes(KEY_BYTES))
+    key.chmod(0o600)
+    return key
 
 
 def windows_of(feed: str, config: Config) -> list[Exact]:

@@ -45,17 +45,14 @@ RANK_UNIT = 10
 """Target ranks are given in tenths, so 0.1·K̄ is an integer."""
 
 
-def select_quantiles(
-    column: IntArray, upper: int, ranks: IntArray, epsilon_micro: int, noise: Noise, *, entries: int = 1
-) -> IntArray:
-    """Private integers y in 0..``upper``, one per target rank, each at ``epsilon_micro`` for a change of ``entries``
-    values.
+def select_quantiles(column: IntArray, upper: int, ranks: IntArray, epsilon_micro: int, noise: Noise) -> IntArray:
+    """Private integers y in 0..``upper``, one per target rank, each at ``epsilon_micro`` for a change of one value.
 
     ``column``: shape (K,), integers in [0, ``upper``]. ``ranks``: shape (q,), in tenths of a value. P(y) ∝
-    exp(−ε·c(y)/(2·entries)), c the distance of the rank r from [#{z < y}, #{z <= y}]. So a value that many entries
-    share is a candidate of its own; a choice among the gaps between values alone would never find it
-    (``research/errata.md``). A gap is drawn with its number of integers as weight, then an integer in it uniformly.
-    Exact. Neighbours differ in ``entries`` values; adding that many values costs the same.
+    exp(−ε·c(y)/2), c the distance of the rank r from [#{z < y}, #{z <= y}]. So a value that many entries share is a
+    candidate of its own; a choice among the gaps between values alone would never find it (``research/errata.md``). A
+    gap is drawn with its number of integers as weight, then an integer in it uniformly. Exact. Neighbours differ in one
+    value; adding one costs the same.
     """
     micro, top = checked_micro(epsilon_micro), checked_upper(upper)
     if len(column) and (int(column.min()) < 0 or int(column.max()) > top):
@@ -70,7 +67,7 @@ def select_quantiles(
     costs = np.maximum(np.maximum(below - target, target - above), 0)
     offsets = np.arange(len(target) + 1, dtype=np.int64) * len(start)
     chosen = noise.exponential(
-        costs.ravel(), micro, 2 * entries * RANK_UNIT * MICRO, offsets=offsets, weights=np.tile(size, len(target))
+        costs.ravel(), micro, 2 * RANK_UNIT * MICRO, offsets=offsets, weights=np.tile(size, len(target))
     )
     return np.asarray(start[chosen] + noise.below(size[chosen]))
 
@@ -95,9 +92,6 @@ def select_range(column: IntArray, upper: int, half_bin: int, epsilon_micro: int
     costs = np.maximum(up_to - filled, len(column) - up_to)
     chosen = int(noise.exponential(costs, checked_micro(epsilon_micro), 2 * MICRO)[0])
     return int(ranges[chosen, 0]), int(ranges[chosen, 1])
-
-
-__all__ = ["GAMMA", "AutoMean", "Choice", "EpsilonQuantile", "FixedQuantile", "Levy", "RangePlan"]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ import numpy as np
 from dpcore.arrays import FloatArray
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.relation import NeighbouringRelation
 from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.euler_inference import Grade, Inference, infer, signs, truncated, whole_of
 from dpcore.spatial.histogram import HistogramError
@@ -220,7 +219,6 @@ class Euler:
     regions_per_user: int = 1
     inference: Inference = "none"
     total_share: float = 0.0
-    relation: NeighbouringRelation = NeighbouringRelation.PARTICIPATION
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.diameter) and self.diameter > 0):
@@ -231,10 +229,6 @@ class Euler:
             raise ParameterError(f"inference {self.inference!r}; give one of {', '.join(get_args(Inference))}")
         if not 0 <= self.total_share <= 0.5:
             raise ParameterError(f"a share {self.total_share} of ε for the total; give one between 0 and 0.5")
-        if self.relation != NeighbouringRelation.PARTICIPATION:
-            raise ParameterError(
-                f"relation {self.relation!r}: where a user is must be private here; use 'participation'"
-            )
 
     def sensitivity(self, domain: Domain) -> int:
         """r·(2k+1)², k = ⌈B/d⌉: the L1 change of the component counts when one user leaves."""

@@ -108,32 +108,27 @@ SMALL_CELLS = 256
 
 @dataclass(frozen=True)
 class Auto(SpatialMechanism):
-    """Chooses by goal, cells and ε·N̂ per cell. ``expected_points``: a public N̂; without it, and only where the choice
-    depends on it, ``total_share`` of the budget buys a DP count.
-    """
+    """Chooses by goal, cells and ε·N̂ per cell. Where the choice depends on N̂, ``total_share`` of the budget buys it."""
 
     goal: Goal = "absolute"
-    expected_points: int | None = None
     total_share: float = 0.02
 
     def __post_init__(self) -> None:
         require_goal(self.goal)
         require_share("total_share", self.total_share)
-        if self.expected_points is not None and self.expected_points < 0:
-            raise ParameterError(f"{self.expected_points} expected points; give 0 or more")
 
     def needs_total(self, domain: Domain) -> bool:
         """Whether the choice depends on the number of points: public."""
         return self.goal == "absolute" and domain.cells <= SMALL_CELLS
 
     def split(self, domain: Domain, epsilon_micro: int) -> BudgetSplit:
-        """Shares for the total (only where it is needed and not public) and for the histogram."""
-        if self.needs_total(domain) and self.expected_points is None:
+        """Shares for the total (only where it is needed) and for the histogram."""
+        if self.needs_total(domain):
             return BudgetSplit.by_weights(epsilon_micro, [self.total_share, 1 - self.total_share])
         return BudgetSplit(epsilon_micro, (epsilon_micro,))
 
-    def choose(self, domain: Domain, total: int, epsilon_micro: int, points_per_user: int = 1) -> SpatialMechanism:
-        """The mechanism for a public or noisy ``total`` of points at ``epsilon_micro`` for the histogram."""
+    def choose(self, domain: Domain, total: int, epsilon_micro: int, points_per_user: int) -> SpatialMechanism:
+        """The mechanism for a noisy ``total`` of points at ``epsilon_micro`` for the histogram."""
         if self.needs_total(domain) and total * epsilon_micro >= MICRO * points_per_user * domain.cells:
             return Singular()
         return SparseHierarchy(goal=self.goal)
@@ -143,5 +138,5 @@ class Auto(SpatialMechanism):
     ) -> Histogram:
         """Histogram at ``epsilon_micro`` µε."""
         *first, rest = self.split(domain, epsilon_micro).shares
-        total = noisy_total(counts, first[0], points_per_user, noise) if first else (self.expected_points or 0)
+        total = noisy_total(counts, first[0], points_per_user, noise) if first else 0
         return self.choose(domain, total, rest, points_per_user).draw(counts, domain, rest, noise, points_per_user)

@@ -57,18 +57,13 @@ class PathBudget:
     stops: tuple[int, ...]
     count_micro: int
 
-    @property
-    def height(self) -> int:
-        """Levels below the root."""
-        return len(self.stops)
-
     def stop(self, depth: int) -> int:
         """µε of the stop test of a node at ``depth``; 0 at the last level."""
-        return self.stops[depth] if depth < self.height else 0
+        return self.stops[depth] if depth < len(self.stops) else 0
 
     def split(self, depth: int) -> int:
         """µε of the cut of a node at ``depth``; 0 at the last level."""
-        return self.splits[depth] if depth < self.height else 0
+        return self.splits[depth] if depth < len(self.splits) else 0
 
     def left(self, depth: int) -> int:
         """µε that a path has not spent before ``depth``."""
@@ -88,8 +83,7 @@ class HTF(SpatialMechanism):
 
     ``split`` "exponential" chooses exactly; "search" is the paper's Algorithm 1, corrected, with at most ``rounds`` (T)
     rounds, 0 for as many as a node may need. ``level_epsilon_micro``: a fixed ε′ for the cuts of each level, 0 to share
-    ``split_share`` among the levels. ``height_epsilon_micro``: a fixed ε for |D|, 0 for ``height_share``. ``goal``
-    "relative" releases a sparse reading of the same draws, too.
+    ``split_share`` among the levels. ``goal`` "relative" releases a sparse reading of the same draws, too.
     """
 
     split: Literal["exponential", "search"] = "exponential"
@@ -102,11 +96,9 @@ class HTF(SpatialMechanism):
     stop_count: float = 20.0
     max_height: int = 20
     consistency: bool = True
-    non_negative: bool = False
     goal: Goal = "absolute"
     rounds: int = 0
     level_epsilon_micro: int = 0
-    height_epsilon_micro: int = 0
 
     @classmethod
     def published(cls, *, stop_share: float = 0.5) -> HTF:
@@ -138,10 +130,9 @@ class HTF(SpatialMechanism):
         if not 0 <= self.margin <= 0.5:
             raise ParameterError(f"margin {self.margin} is outside 0..0.5; give the least part of a node beside a cut")
         require_goal(self.goal)
-        if min(self.rounds, self.level_epsilon_micro, self.height_epsilon_micro) < 0:
+        if min(self.rounds, self.level_epsilon_micro) < 0:
             raise ParameterError(
-                f"rounds {self.rounds}, level_epsilon_micro {self.level_epsilon_micro} and height_epsilon_micro "
-                f"{self.height_epsilon_micro}; give 0 or more"
+                f"rounds {self.rounds} and level_epsilon_micro {self.level_epsilon_micro}; give 0 or more"
             )
         if not 1 <= self.max_height <= MAX_HEIGHT or self.stop_cells < 1:
             raise ParameterError(f"max_height must be 1..{MAX_HEIGHT} and stop_cells at least 1")
@@ -152,9 +143,7 @@ class HTF(SpatialMechanism):
         """Histogram at ``epsilon_micro`` µε. Source: [H]."""
         tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
         sparse = sparse_reading(self.goal, tree, epsilon_micro, points_per_user)
-        unbiased = tree.least_squares() if self.consistency else tree
-        unbiased = unbiased.non_negative() if self.non_negative else unbiased
-        return unbiased.histogram(domain, sparse)
+        return (tree.least_squares() if self.consistency else tree).histogram(domain, sparse)
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """The tree with its draws before consistency; the root carries the cost of |D|."""
@@ -175,18 +164,9 @@ class HTF(SpatialMechanism):
 
         return grow(image, domain, draw, divide)
 
-    def parts(self, epsilon_micro: int) -> tuple[int, int]:
+    def parts(self, epsilon_micro: int) -> tuple[int, ...]:
         """µε for |D|, and for everything else."""
-        if not self.height_epsilon_micro:
-            height_micro, rest_micro = BudgetSplit.by_weights(
-                epsilon_micro, [self.height_share, 1 - self.height_share]
-            ).shares
-            return height_micro, rest_micro
-        if self.height_epsilon_micro >= epsilon_micro:
-            raise ParameterError(
-                f"height_epsilon_micro {self.height_epsilon_micro} leaves nothing of {epsilon_micro} µε; lower it"
-            )
-        return self.height_epsilon_micro, epsilon_micro - self.height_epsilon_micro
+        return BudgetSplit.by_weights(epsilon_micro, [self.height_share, 1 - self.height_share]).shares
 
     def path_budget(self, rest_micro: int, height: int) -> PathBudget:
         """How ``rest_micro`` is spent along every path of a tree of ``height``: a function of public parameters."""

@@ -1,4 +1,4 @@
-"""Boxes of cells and trees over them: splitting, sums, least-squares consistency, non-negativity.
+"""Boxes of cells and trees over them: splitting, sums, least-squares consistency.
 
 Boxes are int64 (P, 4) rows x0, x1, y0, y1 in cells, half-open. A tree lists its nodes level by level. Neighbours differ
 by all points of one user (relation "participation"). Only :func:`draw_counts` and :func:`grow`, which calls the draws
@@ -183,20 +183,6 @@ class Tree:
         noise = TreeNoise(np.bincount(self.parent[1:], minlength=len(z)), self.variances)
         return Tree(self.boxes, self.parent, self.starts, estimate, np.maximum(variance, 0.0), self.spent, noise)
 
-    def non_negative(self) -> Tree:
-        """Counts ≥ 0 that still add up: from the root down, children projected onto the simplex of their parent's
-        count.
-
-        The projection subtracts one number from all children and cuts at 0, so noise in empty regions becomes exactly 0
-        and the total is kept.
-        """
-        counts = self.counts.copy()
-        counts[0] = max(counts[0], 0.0)
-        for level in range(1, len(self.starts) - 1):
-            here = slice(self.starts[level], self.starts[level + 1])
-            counts[here] = simplex(counts[here], self.parent[here], counts)
-        return Tree(self.boxes, self.parent, self.starts, counts, self.variances, self.spent, noise=None)
-
     def histogram(self, domain: Domain, sparse: SparseReading | None = None) -> PartitionHistogram:
         """The leaves as a histogram, with a ``sparse`` reading of them if there is one."""
         leaves = self.leaves
@@ -229,24 +215,6 @@ def grow(
             return Tree.of_levels(levels)
         boxes, within = divide(boxes[divided], draws.counts[divided], depth)
         parent = divided[within]
-
-
-def simplex(values: FloatArray, group: IntArray, totals: FloatArray) -> FloatArray:
-    """Nearest values ≥ 0 whose sum over each group is ``totals[group]`` ≥ 0; ``group`` is non-decreasing."""
-    order = np.lexsort((-values, group))
-    sorted_values, key = values[order], group[order]
-    first = np.flatnonzero(np.append(True, key[1:] != key[:-1]))
-    size = np.diff(np.append(first, len(key)))
-    member = np.repeat(np.arange(len(first)), size)
-    cumulative = np.cumsum(sorted_values)
-    before = (cumulative[first] - sorted_values[first])[member]
-    rank = np.arange(len(key)) - first[member] + 1
-    shift = (cumulative - before - totals[key]) / rank
-    count = np.maximum(np.add.reduceat((sorted_values > shift).astype(np.int64), first), 1)
-    chosen = shift[first + count - 1]
-    result = np.empty_like(values)
-    result[order] = np.maximum(sorted_values - chosen[member], 0.0)
-    return result
 
 
 def image_of(counts: IntGrid) -> IntGrid:

@@ -90,30 +90,28 @@ def sparse_reading(goal: Goal, tree: Tree, epsilon_micro: int, points_per_user: 
     return SparseReading(kept[tree.leaves], expected[tree.leaves], below)
 
 
-def both_readings(tree: Tree, sanity: float = 20.0) -> tuple[FloatArray, FloatArray]:
-    """Two counts ≥ 0 of all nodes, shape (M,) each: sparse ones and posterior means.
+SANITY = 20.0
+"""The count below which errors are measured in points, not relatively."""
 
-    Sparse counts are 0 in space that looks empty; children add up to their parent's count or less. ``sanity``: the
-    count below which errors are measured in points, not relatively. Posterior means add up, except that the root keeps
-    its count where everything below it is 0. ``tree``: unbiased draws with their variances, before least squares.
+
+def both_readings(tree: Tree) -> tuple[FloatArray, FloatArray]:
+    """Two counts ≥ 0 of all nodes, shape (M,) each: sparse ones and posterior means, level by level from the root.
+
+    Sparse counts are 0 in space that looks empty; children add up to their parent's count or less. Posterior means add
+    up, except that the root keeps its count where everything below it is 0. ``tree``: unbiased draws with their
+    variances, before least squares.
     """
-    sparse, expected = _descend(tree, (sanity, None))
-    return sparse.kept_alone(), expected.counts
-
-
-def _descend(tree: Tree, sanities: tuple[float | None, ...]) -> list[_Reading]:
-    """One reading for each of ``sanities``, from the root down, every level given the one above."""
     evidence = _Evidence.of(tree)
-    readings = [_Reading.of(evidence, sanity) for sanity in sanities]
+    sparse, expected = _Reading.of(evidence, SANITY), _Reading.of(evidence, None)
     stopped = np.zeros(0, dtype=np.int64)
     for level, uneven in zip(tree.levels[1:], evidence.unevenness[1:], strict=True):
         known = np.concatenate([stopped, level])
         shape = int(tree.boxes[0, 1]), int(tree.boxes[0, 3])
         rings = Surroundings.of(paint(shape, tree.boxes[known]), tree.boxes[level[0] : level[-1] + 1])
-        for reading in readings:
+        for reading in (sparse, expected):
             reading.read(level, float(uneven), stopped, rings)
         stopped = known[~evidence.parents[known]]
-    return readings
+    return sparse.kept_alone(), expected.counts
 
 
 @dataclass(frozen=True)

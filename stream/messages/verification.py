@@ -7,7 +7,7 @@ noise was drawn, nor that charges were written before: those are claims about th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
@@ -56,7 +56,7 @@ class _Marker:
 
     @property
     def window(self) -> Window:
-        return _window(self.body)
+        return _span(self.body["window"])
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ class Verification:
         if body is None or not validator(record.topic).is_valid(body):
             self._found("schema", "", f"{record.where}: this is no message of {record.topic}")
             return
-        feed, window = body["feed"], _window(body)
+        feed, window = body["feed"], _span(body["window"])
         ce_id = identifier(record.topic, feed, window, _part(record.topic, body))
         if record.headers.get("ce_id") != ce_id:
             self._found(
@@ -138,19 +138,9 @@ class Verification:
         self.problems.append(Problem(kind, feed, text))
 
     def _report(self, feed: str, known: _Feed) -> dict[str, Any]:
-        numbers = [marker.body["sequence"] for marker in known.markers]
-        if numbers != sorted(numbers):
-            self._found("order", feed, "the close markers do not stand in the order of their numbers")
         markers = sorted(known.markers, key=lambda marker: int(marker.body["sequence"]))
         faded = _faded(markers, known.parts)
-        for marker in markers[faded:]:
-            self._check_messages(feed, marker, known.parts.pop(marker.window, {}))
-        for window in sorted(known.parts):
-            self._found("unmarked", feed, f"window {utc_text(window.start)} has messages and no close marker")
-        for before, after in zip([None, *markers], markers, strict=False):
-            self._check_link(feed, before, after)
-        self._check_signatures(feed, markers)
-        self._check_promises(feed, markers)
+        self.problems += [Problem(kind, feed, text) for kind, text in self._problems(known, markers, faded)]
         if not markers:
             return {"feed": feed, "windows": 0}
         first, last = markers[0].body, markers[-1].body
@@ -172,133 +162,116 @@ class Verification:
             "last_marker": markers[-1].digest,
         }
 
-    def _check_messages(self, feed: str, marker: _Marker, parts: dict[str, bytes]) -> None:
-        body = marker.body
-        values = [parts[ce_id] for ce_id in sorted(parts)]
-        if len(values) != body["messages"]:
-            self._found(
-                "messages", feed, f"{marker.name} has {len(values)} messages, its close marker says {body['messages']}"
-            )
-        elif digest(values) != body["digest"]:
-            self._found(
-                "digest", feed, f"{marker.name}: the messages are not those that its close marker names by their digest"
-            )
-        histograms = 0.0
-        for part in map(msgspec.json.decode, values):
-            if "mechanism" in part:
-                histograms += part["epsilon"]
-            elif (part["epsilon"], part["relation"]) != (body["epsilon"], body["relation"]):
-                self._found(
-                    "epsilon",
-                    feed,
-                    f"{marker.name}: a message states another epsilon or relation than its close marker",
-                )
-                break
-        if histograms > body.get("histogram_epsilon", 0.0) + _HALF * max(1, len(values)):
-            self._found(
-                "epsilon", feed, f"{marker.name}: its histograms state more epsilon together than its close marker"
-            )
+    def _problems(self, known: _Feed, markers: list[_Marker], faded: int) -> Iterator[tuple[str, str]]:
+        """Kind and text of each problem of one feed."""
+        if known.markers != markers:
+            yield "order", "the close markers do not stand in the order of their numbers"
+        for marker in markers[faded:]:
+            yield from _of_messages(marker, known.parts.pop(marker.window, {}))
+        for window in sorted(known.parts):
+            yield "unmarked", f"window {utc_text(window.start)} has messages and no close marker"
+        for before, after in zip([None, *markers], markers, strict=False):
+            yield from _of_link(before, after)
+        yield from self._of_signatures(markers)
+        yield from _of_promises(markers)
 
-    def _check_link(self, feed: str, before: _Marker | None, after: _Marker) -> None:
-        body = after.body
-        if before is None:
-            if body["sequence"] == 1 and body.get("previous") is not None:
-                self._found("chain", feed, f"{after.name} names a close marker before the first")
-            return
-        earlier = before.body
-        if body["generation"] != earlier["generation"]:
-            self._found(
-                "generation",
-                feed,
-                f"{after.name} is of another ledger than {before.name}: budgets were granted a second time",
-            )
-        if body["sequence"] == earlier["sequence"]:
-            self._found("twice", feed, f"{before.name} and {after.name} have the same number")
-            return
-        if body["sequence"] > earlier["sequence"] + 1:
-            left_out = body["sequence"] - earlier["sequence"] - 1
-            self._found(
-                "left-out", feed, f"{left_out} close marker(s) between {before.name} and {after.name} are left out"
-            )
-            return
-        begins = "previous" not in earlier and body.get("previous") is None
-        if not begins and body.get("previous") != before.digest:
-            self._found(
-                "chain",
-                feed,
-                f"{after.name} does not continue from {before.name} as it is here: one of them was changed",
-            )
-        if after.window.start < before.window.end:
-            self._found(
-                "time",
-                feed,
-                f"{after.name} begins before the end of {before.name}: windows are released in the order of their time",
-            )
-
-    def _check_signatures(self, feed: str, markers: list[_Marker]) -> None:
+    def _of_signatures(self, markers: list[_Marker]) -> Iterator[tuple[str, str]]:
         accepted = set(self.trusted)
         last: str | None = None
         for marker in markers:
             signer = marker.body.get("signer")
             if signer is None:
                 if last is not None or self.trusted:
-                    self._found("signature", feed, f"{marker.name} is not signed")
+                    yield "signature", f"{marker.name} is not signed"
                 continue
             if not signed_by(signer, marker.value, marker.signature or ""):
-                self._found("signature", feed, f"{marker.name}: the signature is missing or not of this content")
-            succession = _succession(marker.body)
-            endorsed = succession is not None and succession.endorses(signer)
-            if succession is not None and endorsed and succession.signer in accepted:
+                yield "signature", f"{marker.name}: the signature is missing or not of this content"
+            succession = Succession(**marker.body["succeeds"]) if "succeeds" in marker.body else None
+            endorser = succession.signer if succession is not None and succession.endorses(signer) else None
+            if endorser in accepted:
                 accepted.add(signer)
-            if last not in (None, signer) and not (succession is not None and endorsed and succession.signer == last):
-                self._found(
+            if last not in (None, signer, endorser):
+                yield (
                     "signature",
-                    feed,
                     f"{marker.name} is signed by another key than the one before, which did not endorse it",
                 )
             if self.trusted and signer not in accepted and signer != last:
-                self._found(
-                    "signature", feed, f"{marker.name} is signed by {signer}, which is none of the keys that you trust"
-                )
+                yield "signature", f"{marker.name} is signed by {signer}, which is none of the keys that you trust"
             last = signer
 
-    def _check_promises(self, feed: str, markers: list[_Marker]) -> None:
-        budgets: dict[str, float] = {}
-        periods: dict[Window, str] = {}
-        blocks: dict[Window, float] = {}
-        for marker in markers:
-            body, name = marker.body, marker.name
-            period = Window(_epoch(body["period"]["start"]), _epoch(body["period"]["end"]))
-            if not period.start <= marker.window.start < marker.window.end <= period.end:
-                self._found("period", feed, f"{name} does not lie in the period that its close marker states")
-            crossed = [
-                other for other in periods if other != period and other.start < period.end and period.start < other.end
-            ]
-            if crossed:
-                self._found(
-                    "period", feed, f"{name}: its period overlaps another one, so its users would have two budgets"
-                )
-            periods[period] = name
-            if "horizon" in body:
-                self._check_block(feed, marker, blocks)
-            for problem in _allowances(body, budgets):
-                self._found("budget", feed, f"{name}: {problem}")
 
-    def _check_block(self, feed: str, marker: _Marker, blocks: dict[Window, float]) -> None:
-        """The block of the horizon holds the period, overlaps no other one, and its budget does not rise."""
-        stated, period = marker.body["horizon"], marker.body["period"]
-        block = Window(_epoch(stated["start"]), _epoch(stated["end"]))
-        if not block.start <= _epoch(period["start"]) < _epoch(period["end"]) <= block.end:
-            self._found(
-                "period", feed, f"{marker.name}: its period does not lie in the block of the horizon that is stated"
-            )
-        if any(other != block and other.start < block.end and block.start < other.end for other in blocks):
-            self._found(
-                "period", feed, f"{marker.name}: its block overlaps another one, so its users would have two budgets"
-            )
-        if stated["budget"] > blocks.get(block, stated["budget"]):
-            self._found("budget", feed, f"{marker.name}: the budget of its block was lower before")
-        blocks[block] = min(stated["budget"], blocks.get(block, stated["budget"]))
+def _of_messages(marker: _Marker, parts: dict[str, bytes]) -> Iterator[tuple[str, str]]:
+    body = marker.body
+    values = [parts[ce_id] for ce_id in sorted(parts)]
+    if len(values) != body["messages"]:
+        yield "messages", f"{marker.name} has {len(values)} messages, its close marker says {body['messages']}"
+    elif digest(values) != body["digest"]:
+        yield "digest", f"{marker.name}: the messages are not those that its close marker names by their digest"
+    decoded = [msgspec.json.decode(value) for value in values]
+    cells = [(part["epsilon"], part["relation"]) for part in decoded if "mechanism" not in part]
+    if set(cells) - {(body["epsilon"], body["relation"])}:
+        yield "epsilon", f"{marker.name}: a message states another epsilon or relation than its close marker"
+    histograms = sum(part["epsilon"] for part in decoded if "mechanism" in part)
+    if histograms > body.get("histogram_epsilon", 0.0) + _HALF * max(1, len(values)):
+        yield "epsilon", f"{marker.name}: its histograms state more epsilon together than its close marker"
+
+
+def _of_link(before: _Marker | None, after: _Marker) -> Iterator[tuple[str, str]]:
+    body = after.body
+    if before is None:
+        if body["sequence"] == 1 and body.get("previous") is not None:
+            yield "chain", f"{after.name} names a close marker before the first"
+        return
+    earlier = before.body
+    if body["generation"] != earlier["generation"]:
+        yield "generation", f"{after.name} is of another ledger than {before.name}: budgets were granted a second time"
+    left_out = body["sequence"] - earlier["sequence"] - 1
+    if left_out < 0:
+        yield "twice", f"{before.name} and {after.name} have the same number"
+        return
+    if left_out:
+        yield "left-out", f"{left_out} close marker(s) between {before.name} and {after.name} are left out"
+        return
+    begins = "previous" not in earlier and body.get("previous") is None
+    if not begins and body.get("previous") != before.digest:
+        yield "chain", f"{after.name} does not continue from {before.name} as it is here: one of them was changed"
+    if after.window.start < before.window.end:
+        why = "windows are released in the order of their time"
+        yield "time", f"{after.name} begins before the end of {before.name}: {why}"
+
+
+def _of_promises(markers: list[_Marker]) -> Iterator[tuple[str, str]]:
+    budgets: dict[str, float] = {}
+    periods: set[Window] = set()
+    blocks: dict[Window, float] = {}
+    for marker in markers:
+        body, name, period = marker.body, marker.name, _span(marker.body["period"])
+        if not period.start <= marker.window.start < marker.window.end <= period.end:
+            yield "period", f"{name} does not lie in the period that its close marker states"
+        if _overlaps(period, periods):
+            yield "period", f"{name}: its period overlaps another one, so its users would have two budgets"
+        periods.add(period)
+        if "horizon" in body:
+            yield from _of_block(marker, period, blocks)
+        for problem in _allowances(body, budgets):
+            yield "budget", f"{name}: {problem}"
+
+
+def _of_block(marker: _Marker, period: Window, blocks: dict[Window, float]) -> Iterator[tuple[str, str]]:
+    """The block of the horizon holds the period, overlaps no other one, and its budget does not rise."""
+    stated = marker.body["horizon"]
+    block = _span(stated)
+    if not block.start <= period.start < period.end <= block.end:
+        yield "period", f"{marker.name}: its period does not lie in the block of the horizon that is stated"
+    if _overlaps(block, blocks):
+        yield "period", f"{marker.name}: its block overlaps another one, so its users would have two budgets"
+    if stated["budget"] > blocks.get(block, stated["budget"]):
+        yield "budget", f"{marker.name}: the budget of its block was lower before"
+    blocks[block] = min(stated["budget"], blocks.get(block, stated["budget"]))
+
+
+def _overlaps(span: Window, others: Iterable[Window]) -> bool:
+    return any(other != span and other.start < span.end and span.start < other.end for other in others)
 
 
 def _allowances(body: Mapping[str, Any], budgets: dict[str, float]) -> Iterator[str]:
@@ -319,17 +292,9 @@ def _faded(markers: list[_Marker], parts: Mapping[Window, object]) -> int:
     return whole[0] if whole else len(markers)
 
 
-def _succession(body: Mapping[str, Any]) -> Succession | None:
-    return Succession(**body["succeeds"]) if "succeeds" in body else None
-
-
 def _part(topic: str, body: Mapping[str, Any]) -> str:
     return str({HEXAGON_SPEED: body.get("cell"), SPATIAL_HISTOGRAM: body.get("mechanism"), WINDOW: "close"}[topic])
 
 
-def _window(body: Mapping[str, Any]) -> Window:
-    return Window(_epoch(body["window"]["start"]), _epoch(body["window"]["end"]))
-
-
-def _epoch(text: str) -> int:
-    return int(datetime.fromisoformat(text).timestamp())
+def _span(stated: Mapping[str, str]) -> Window:
+    return Window(*(int(datetime.fromisoformat(stated[end]).timestamp()) for end in ("start", "end")))

@@ -1,4 +1,5 @@
-"""Interfaces of the parts that the release protocol uses: rows, statistics and publisher."""
+"""The parts that the release protocol uses: rows, publisher, statistics and signer; and failures of a window's
+content."""
 
 from __future__ import annotations
 
@@ -10,18 +11,16 @@ import numpy as np
 import numpy.typing as npt
 from redis.exceptions import RedisError
 
-from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.public_cells import public_cells
 from stream.messages.chain import Signer, SigningKeyError
 from stream.messages.message import Message
-from stream.statistics.plan import Allowance, Due, Plan, PlanError
-from stream.statistics.window_release import Drawn, WindowStatistics
-from stream.statistics.window_rows import WindowRows
+from stream.statistics.plan import PlanError
+from stream.statistics.window_release import WindowStatistics
 from stream.storage.ledger import LedgerError
 from stream.storage.sealed_rows import NotSealedError
 from stream.terms import Terms
-from stream.windows import Window, utc_text
+from stream.windows import utc_text
 
 
 class ContentError(RuntimeError):
@@ -68,33 +67,6 @@ class Publisher(Protocol):
 
     async def confirm(self, messages: Sequence[Message]) -> None:
         """Read the messages back; raises if one is missing or differs."""
-
-
-class Statistics(Protocol):
-    """The part of :class:`stream.statistics.window_release.WindowStatistics` that closing uses. Pure."""
-
-    @property
-    def terms(self) -> Terms:
-        """The terms on which windows are planned from now on."""
-
-    @property
-    def may_withhold(self) -> bool:
-        """Whether it may be published that no plan of a window could be made."""
-
-    def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
-        """The rows of ``window``, sorted."""
-
-    def plan(self, rows: WindowRows, due: Due, allowance: Allowance, memory: bytes) -> Plan:
-        """Decide who takes part, the noise scales and every user's charge, before noise is drawn."""
-
-    def withhold(self, due: Due, budget: int) -> Plan | None:
-        """The plan of a withheld window; None if the relation does not permit to withhold it publicly."""
-
-    def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
-        """The drawn window; None for a withheld one."""
-
-    def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:
-        """All messages, close marker last, and the new memory (empty: unchanged)."""
 
 
 def signer_of(config: Config) -> Signer | None:

@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 
 from dpcore.arrays import IdArray
-from stream.protocol.parts import ContentError, Statistics, content_of
+from stream.protocol.parts import ContentError, content_of
 from stream.statistics.plan import (
     Allowance,
     Due,
@@ -21,6 +21,7 @@ from stream.statistics.plan import (
     require_storable_plan,
     spendable,
 )
+from stream.statistics.window_release import WindowStatistics
 from stream.statistics.window_rows import WindowRows
 from stream.storage.ledger import Ledger, LedgerError, TermsError
 from stream.storage.release_store import ReleaseStore
@@ -55,7 +56,7 @@ class DueWindow(NamedTuple):
 class Planning:
     """Makes, stores, charges and replaces plans of one feed. A plan is stored only once: the first writer wins."""
 
-    statistics: Statistics
+    statistics: WindowStatistics
     store: ReleaseStore
     ledger: Ledger
 

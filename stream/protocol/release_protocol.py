@@ -18,10 +18,10 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.messages.chain import ChainError, Signer, continued, decode_link, encode_link
 from stream.messages.message import Message, decode_outbox, encode_outbox
-from stream.protocol.parts import ContentError, Publisher, SlotRows, Statistics, content_of
+from stream.protocol.parts import ContentError, Publisher, SlotRows, content_of
 from stream.protocol.planning import DueWindow, Planning, StoredPlan
 from stream.statistics.plan import Plan
-from stream.statistics.window_release import Drawn
+from stream.statistics.window_release import Drawn, WindowStatistics
 from stream.statistics.window_rows import WindowRows
 from stream.storage.ledger import AlreadyReleasedError, Ledger, LedgerError
 from stream.storage.release_store import Carried, ChargesGoneError, CommitOutcome, Released, ReleaseStore
@@ -60,7 +60,7 @@ class ReleaseProtocol:
     ``on_uncounted`` each time rows are read, with the rows, which know how many of them do not count and why.
     """
 
-    statistics: Statistics
+    statistics: WindowStatistics
     planning: Planning
     store: ReleaseStore
     rows: SlotRows
@@ -76,7 +76,7 @@ class ReleaseProtocol:
     @classmethod
     def connect(
         cls,
-        statistics: Statistics,
+        statistics: WindowStatistics,
         redis: Redis,
         rows: SlotRows,
         ledger: Ledger,

@@ -16,7 +16,6 @@ import numpy as np
 from dpcore.accounting import NANO
 from dpcore.arrays import FloatArray
 from dpcore.budget import from_micro
-from dpcore.contributions import Counts
 from stream.messages.message import (
     HEXAGON_SPEED,
     SPATIAL_HISTOGRAM,
@@ -180,11 +179,6 @@ def _derived_estimate(name: str, column: Derived, g: int, value: ValueTerms) -> 
     }
 
 
-def exact_numbers(counts: Counts) -> dict[str, list[Any]]:
-    """Events and users of each cell, where counts are public."""
-    return {"events": counts.by_cell(counts.samples).tolist(), "users": np.diff(counts.cell_start).tolist()}
-
-
 def noisy_numbers(columns: dict[str, Columns]) -> dict[str, list[Any]]:
     """Noisy estimates of events and users of each cell, where counts are not public."""
     names = [name for name in ("events", "users") if name in columns]
@@ -265,14 +259,6 @@ def _window_text(plan: Plan) -> dict[str, str]:
     return {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
 
 
-def _cut_short(plan: Plan) -> list[str]:
-    """Steps that were left out because public counts made them too costly: those of the plan, distributions.
-    Markers name them.
-    """
-    planned = () if plan.values is None else plan.values.cut_short
-    return [*planned, *([CDF] if too_large(plan) else [])]
-
-
 def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Columns], bodies: list[Body]) -> None:
     """Mark the speeds that crowd the upper end of what they can be, where somebody is estimated. ``highest``: the
     largest mean that a release can be of, in km/h, (C,) or of all cells.
@@ -336,6 +322,8 @@ def _clipping(plan: Plan) -> Body:
 def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogram], carried: Body) -> list[Message]:
     terms, privacy, window = plan.terms, plan.terms.privacy, _window_text(plan)
     feed, rho_budget, period = terms.feed, privacy.stated_rho(plan.budget), plan.period
+    # Steps that were left out because public counts made them too costly.
+    cut_short = [*(() if plan.values is None else plan.values.cut_short), *([CDF] if too_large(plan) else [])]
     messages = [window_message(HEXAGON_SPEED, feed, plan.window, body["cell"], body["cell"], body) for body in bodies]
     for drawn in histograms:
         body = histogram_body(drawn, feed, window)
@@ -359,7 +347,7 @@ def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogra
         "generation": plan.generation,
         **({} if terms.ledger is None else {"ledger": terms.ledger}),
         **({"withheld": True} if plan.withheld else {}),
-        **({"cut_short": list(cut_short)} if (cut_short := _cut_short(plan)) else {}),
+        **({"cut_short": cut_short} if cut_short else {}),
         **_chosen(plan),
         **({"worst_error": worst} if (worst := worst_errors(bodies)) else {}),
         **carried,

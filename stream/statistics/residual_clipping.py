@@ -7,6 +7,7 @@ A range is post-processing of earlier releases and public counts, so it costs no
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -45,9 +46,9 @@ class Ranges:
     gain: FloatArray
 
     @property
-    def ends(self) -> tuple[IntArray, IntArray]:
-        """(Lower, upper)."""
-        return self.lower, self.upper
+    def planned(self) -> dict[str, Any]:
+        """The fields of a plan's part."""
+        return {"lower": self.lower, "upper": self.upper, "foretold": self.foretold}
 
 
 def ranges_of(counts: Counts, noise: FloatArray, due: Due, memory: Memory | None) -> Ranges:
@@ -72,8 +73,7 @@ def with_ranges(plan: Plan, memory: Memory | None) -> Plan:
     # The mean is 1/2 and half the difference of two such numbers over their sum.
     noise = plan.terms.speed.upper_quanta * deviation / np.sqrt(2) / np.maximum(crowd.users, _FEWEST)
     ranges = _ranges(crowd, noise, plan.due, memory)
-    part = ParticipationPart(lower=ranges.lower, upper=ranges.upper, foretold=ranges.foretold)
-    return msgspec.structs.replace(plan, participation=part)
+    return msgspec.structs.replace(plan, participation=ParticipationPart(**ranges.planned))
 
 
 def _ranges(crowd: Crowd, noise: FloatArray, due: Due, memory: Memory | None) -> Ranges:

@@ -22,12 +22,12 @@ from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.messages.message import Message
 from stream.statistics.columns import Columns
-from stream.statistics.histograms.histograms import DrawnHistogram, Histograms
+from stream.statistics.histograms.histograms import DrawnHistogram, asked_by, draw_histograms
+from stream.statistics.merging import by_planned_cells
 from stream.statistics.participation.draw import draw_participation, plan_participation
 from stream.statistics.pipeline import (
     compose,
     compose_withheld,
-    exact_numbers,
     mark_at_bound,
     noisy_numbers,
     release_bodies,
@@ -68,7 +68,8 @@ class Values:
 
     def body(self, plan: Plan, counts: Counts, columns: dict[str, Columns]) -> list[dict[str, Any]]:
         """The body of every cell's message, with exact counts and worst-case errors."""
-        bodies = release_bodies(plan, columns, exact_numbers(counts))
+        exact = {"events": counts.by_cell(counts.samples).tolist(), "users": np.diff(counts.cell_start).tolist()}
+        bodies = release_bodies(plan, columns, exact)
         state_worst_errors(worst_biases(plan, counts), columns, bodies)
         mark_at_bound(plan, highest_means(plan, counts), columns, bodies)
         return bodies
@@ -162,9 +163,9 @@ class WindowStatistics:
                 f"window {utc_text(plan.window.start)} was planned, but its rows cannot be read now; nothing was drawn"
             )
         rows = rows.as_planned(plan)
-        contributions = rows.in_cells_of(plan)
+        contributions = by_planned_cells(plan, rows.contributions)
         columns = speed_of(plan.terms).draw(plan, contributions, noise)
-        return Drawn(contributions.counts, columns, Histograms(plan.terms.histogram).draw(plan, rows.fixes, noise))
+        return Drawn(contributions.counts, columns, draw_histograms(plan, rows.fixes, noise))
 
     def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:
         """All messages of the window that is committed as ``number``, close marker last, and the new memory.
@@ -192,6 +193,6 @@ def plan_window(
     """
     if allowance.by_counts and due.terms.histogram is not None:
         due = Due(due.terms.without_histograms(), due.window, due.generation)
-    asked = Histograms(due.terms.histogram).plan(rows.fixes, rows.counts.users)
+    asked = asked_by(due.terms.histogram, rows.fixes, rows.counts.users)
     plan = speed_of(due.terms, cells).plan(rows.counts, due, allowance, asked.charges, memory)
     return msgspec.structs.replace(plan, fixes_digest=asked.fixes_digest)

@@ -22,7 +22,6 @@ from dpcore.arrays import BoolArray, IdArray, IntArray
 from dpcore.contributions import Contributions, Counts
 from stream.statistics.fix_rules import refused
 from stream.statistics.histograms.fixes import Fixes, fixes_of
-from stream.statistics.merging import by_planned_cells
 from stream.statistics.plan import Plan, PlanError
 from stream.terms import Reading, UserLimits
 from stream.windows import utc_text
@@ -131,10 +130,6 @@ class WindowRows:
                 "without positions; nothing was drawn. The next attempt reads them"
             )
         return WindowRows.of(self.rows, reading)
-
-    def in_cells_of(self, plan: Plan) -> Contributions:
-        """The contributions by the cells of ``plan``; raises as :func:`stream.statistics.merging.by_planned_cells`."""
-        return by_planned_cells(plan, self.contributions)
 
     @property
     def counts(self) -> Counts:

@@ -12,6 +12,7 @@ from dpcore.accounting import NANO
 from dpcore.budget import MICRO
 from stream.config import Config
 from stream.config.public_cells import public_cells
+from stream.statistics.merging import by_planned_cells
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Plan
@@ -54,7 +55,7 @@ def worst_shares(config: Config, planner: Planner = plan_window, seed: int = 3) 
             read = WindowRows.of(rows, due.terms.reading)
             left = np.array([budget - spent.get(user, 0) for user in read.counts.users.tolist()], dtype=np.int64)
             plan = planner(read, due, Allowance(left, budget), cells, memory)
-            return plan, read.as_planned(plan).in_cells_of(plan)
+            return plan, by_planned_cells(plan, read.as_planned(plan).contributions)
 
         rows = random_rows(seed + number, 60, users=7, places=2, slot=slot)
         plan, contributions = plan_of(rows)

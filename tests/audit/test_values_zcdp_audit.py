@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from stream.statistics import plan
+from stream.statistics.merging import by_planned_cells
 from stream.statistics.plan import Plan
 from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
@@ -51,7 +52,7 @@ def test_the_noise_that_is_drawn_has_the_law_that_was_charged_for(tmp_path):
     """400 draws of six cells: the mean of (noise/σ)² is 1 ± 5·√(2/n) (α = 6·10⁻⁷); half the scale gives ¼, Laplace
     noise 2."""
     plan, read = World(live_config(tmp_path)).plan(random_rows(3, 40, users=7), SLOT)
-    contributions, noise = read.as_planned(plan).in_cells_of(plan), recorded(8)
+    contributions, noise = by_planned_cells(plan, read.as_planned(plan).contributions), recorded(8)
     with combined() as seen:
         for _ in range(400):
             speed_of(plan.terms).draw(plan, contributions, noise)

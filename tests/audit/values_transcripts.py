@@ -20,6 +20,7 @@ from dpcore.residual import ResidualMean
 from dpcore.variance import Variance
 from stream.config import Config
 from stream.statistics import plan
+from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Plan
 from stream.statistics.smoothing_state import Memory
@@ -110,7 +111,7 @@ class World:
 
 def integers_of(plan: Plan, read: WindowRows, noise: Noise) -> tuple[np.ndarray, dict[str, Any], Any]:
     """(Integers, columns, contributions) of the shipped draw."""
-    contributions = read.as_planned(plan).in_cells_of(plan)
+    contributions = by_planned_cells(plan, read.as_planned(plan).contributions)
     with combined() as seen:
         columns = speed_of(plan.terms).draw(plan, contributions, noise)
     return np.concatenate([exact.ravel() for exact in seen.integers]), columns, contributions

@@ -105,7 +105,7 @@ def test_any_prices_bound_the_optimum_from_below_and_their_scales_reach_it_from_
             assert point.bound <= optimum * (1 + 1e-6)
             assert point.objective >= optimum * (1 - 1e-6)
             assert np.all((matrix / point.scales[:, None]).sum(axis=0) <= beta * (1 + 1e-9)), "the scales are feasible"
-            assert program.at(point.prices).bound == pytest.approx(point.bound), "the bound knows the best multiple"
+            assert program.at(7 * price).bound == pytest.approx(point.bound), "the bound knows the best multiple"
             price = program.ascend_binding(price, point.loss, 3)
 
 
@@ -170,7 +170,6 @@ def test_same_input_gives_the_same_bits():
     first, second = (allocate(from_dense(matrix), np.full(300, 2_000_000)) for _ in range(2))
     assert np.array_equal(first.numerator, second.numerator)
     assert np.array_equal(first.denominator, second.denominator)
-    assert np.array_equal(first.prices, second.prices)
 
 
 def random_counts(rng: np.random.Generator) -> Counts:

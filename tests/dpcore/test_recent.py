@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dpcore.allocation import Recent, Sensitivities, allocate, key_of
+from dpcore.allocation import Recent, Sensitivities, _solved, allocate, key_of
 
 
 def asking(count: int, size: int) -> tuple[Callable[[bytes, int], bytes], list[bytes]]:
@@ -47,7 +47,7 @@ def test_programs_that_differ_anywhere_are_solved_each_for_itself(part):
     def solved(columns: dict[str, list[float]], users: int, allowance: int) -> list[float]:
         made = Sensitivities(**{name: np.array(column) for name, column in columns.items()}, n_users=users)  # type: ignore[arg-type]
         result = allocate(made, np.full(users, allowance))
-        return [*result.scales.tolist(), *result.prices.tolist()]
+        return [*result.scales.tolist(), *result.charges.tolist(), result.bound]
 
     first = solved(columns, users, allowance)
     changed = columns | {part: others[part]} if part in others else columns
@@ -58,10 +58,10 @@ def test_programs_that_differ_anywhere_are_solved_each_for_itself(part):
 
 def test_a_solution_that_is_given_again_cannot_be_written_to():
     made = Sensitivities(np.array([0]), np.array([0]), np.array([4]), np.array([1.0]), 1)
-    prices = allocate(made, np.array([1_000_000])).prices
+    solved = _solved(made, np.array([1.0]), 1e-4, 500)
     with pytest.raises(ValueError, match="read-only"):
-        prices[0] = 0
-    assert allocate(made, np.array([1_000_000])).prices is prices
+        solved.scales[0] = 0
+    assert _solved(made, np.array([1.0]), 1e-4, 500) is solved
 
 
 def test_keys_tell_columns_from_numbers_types_and_shapes():

@@ -23,7 +23,6 @@ from dpcore.gaussian import discrete_gaussian
 from dpcore.laplace_posterior import laplace_posterior
 from dpcore.mean import Mean, sum_caps
 from dpcore.noise import Noise
-from dpcore.pair_sums import PairSums
 from dpcore.participation import Layout, PublicCells, integers
 from dpcore.scales import LaplaceScales, noise_ratio
 from dpcore.single_cell.cell import bestfit
@@ -181,13 +180,11 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         costs=lambda: Noise().exponential(np.array([0.0, 0.9]), 1, 1),  # type: ignore[arg-type]
         cost_ratio=lambda: Noise().exponential(ints(0, 1), 1, 0.5),  # type: ignore[arg-type]
         weights=lambda: Noise().exponential(ints(0, 1), 1, 1, weights=np.array([0.5, 1.5])),  # type: ignore[arg-type]
-        half_an_entry=lambda: select_quantiles(ints(1), U, ints(5), MICRO, Noise(), entries=0.5),
         # type: ignore[arg-type]
     ),
     "values clipped to more than the noise is for": _case(
         ParameterError,
         mean=lambda: Mean(U).draw(clipped_to(10 * U, U), ints(0)),
-        mean_of_sums=lambda: Mean(U).integers(PairSums.of(clipped_to(10 * U, U))),
         variance=lambda: Variance(U, 1).draw(clipped_to(10 * U, U), ints(0)),
         distribution=lambda: Distribution(U, 4).integers(clipped_to(10 * U, U)),
         participation=lambda: integers(LAYOUT, clipped_to(10 * U, U), PublicCells(ONE.astype(np.uint64))),

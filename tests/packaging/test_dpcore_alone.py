@@ -6,7 +6,6 @@ import zipfile
 
 import pytest
 
-import dpcore
 from stream.local import REPO_ROOT
 from tests.docs.pages import blocks
 from tests.packaging.fresh import archive, run
@@ -41,12 +40,6 @@ def test_a_mechanism_is_one_import_away_and_the_readme_example_runs(alone):
     assert run(alone, "-c", lazily) == "3 True\n"
     everything = "from dpcore import *; print(spatial.__name__, mean.__name__)"
     assert run(alone, "-c", everything) == "dpcore.spatial dpcore.mean\n"
-
-
-def test_all_names_every_public_module_and_nothing_else():
-    folder = REPO_ROOT / "dpcore"
-    modules = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
-    assert sorted(name for name in modules if not name.startswith("_")) == dpcore.__all__
 
 
 def test_both_distributions_hold_the_same_mathematics_licence_and_type_information(dist):

@@ -65,28 +65,14 @@ class Asked(NamedTuple):
     fixes_digest: str
 
 
-@dataclass(frozen=True)
-class Histograms:
-    """The spatial histograms of a window, of the shape of speed's statistics; ``terms``: None if there are none."""
-
-    terms: HistogramTerms | None
-
-    def plan(self, fixes: Fixes | None, users: IdArray) -> Asked:
-        """The charge of each of ``users``: the whole cost if they have a fix in the box, else 0. Raises
-        :class:`PlanError`."""
-        if self.terms is None:
-            return Asked(np.zeros(len(users), dtype=np.int64), "")
-        if fixes is None:
-            raise PlanError("histograms are due, but the fixes of the window are missing; nothing was planned")
-        return Asked(np.where(np.isin(users, fixes.users), self.terms.cost, 0), fixes.digest)
-
-    def draw(self, plan: Plan, fixes: Fixes | None, noise: Noise) -> list[DrawnHistogram]:
-        """As :func:`draw_histograms`."""
-        return draw_histograms(plan, fixes, noise)
-
-    def body(self, drawn: DrawnHistogram, feed: str, window: dict[str, str]) -> dict[str, Any]:
-        """As :func:`histogram_body`."""
-        return histogram_body(drawn, feed, window)
+def asked_by(terms: HistogramTerms | None, fixes: Fixes | None, users: IdArray) -> Asked:
+    """The charge of each of ``users``: the whole cost if they have a fix in the box, else 0. Raises
+    :class:`PlanError`."""
+    if terms is None:
+        return Asked(np.zeros(len(users), dtype=np.int64), "")
+    if fixes is None:
+        raise PlanError("histograms are due, but the fixes of the window are missing; nothing was planned")
+    return Asked(np.where(np.isin(users, fixes.users), terms.cost, 0), fixes.digest)
 
 
 def contributing(plan: Plan, fixes: Fixes | None) -> Fixes:

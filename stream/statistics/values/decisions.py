@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpcore.allocation import Allocation, Sensitivities, allocate, stack, uniform_allocation
-from dpcore.arrays import IdArray, IntArray
+from dpcore.allocation import Allocation, allocate, stack, uniform_allocation
+from dpcore.arrays import IntArray
 from dpcore.contributions import Counts
 from dpcore.errors import BudgetError
 from dpcore.mean import clipping_bias
@@ -44,15 +44,12 @@ class PublicWindow:
         """The one allowance of all users, where grants do not roll; 0 without users."""
         return int(self.allowances.max(initial=0))
 
-    def statistics(self, names: Sequence[str], cells: IdArray | None = None) -> CellStatistics:
-        """The statistics behind the released ``names``, of some ``cells`` of the window, or of all."""
-        caps = self.caps
-        if caps is not None and cells is not None:
-            caps = caps[np.searchsorted(self.counts.cells, cells)]
-        statistics = cell_statistics(names, self.speed, caps)
-        if self.ranges is None or "mean" not in names:
+    def statistics(self, names: Sequence[str]) -> CellStatistics:
+        """The statistics behind the released ``names``."""
+        statistics = cell_statistics(names, self.speed, self.caps)
+        if (ranges := self.ranges) is None or "mean" not in names:
             return statistics
-        return {**statistics, "mean": ResidualMean(*self.ranges.ends, self.speed.upper_quanta, self.ranges.gain)}
+        return {**statistics, "mean": ResidualMean(ranges.lower, ranges.upper, self.speed.upper_quanta, ranges.gain)}
 
 
 @dataclass(frozen=True)
@@ -68,13 +65,8 @@ class Decision:
 
 def decide(window: PublicWindow, retained: IntArray) -> Decision:
     """Scales and charges for ``retained`` samples (P,), by the strategy of the terms."""
-    if window.speed.mean_mechanism == "allocated" or "mean" not in window.speed.statistics:
-        return decide_allocated(window, retained)
-    return decide_single_cell(window, retained)
-
-
-def decide_allocated(window: PublicWindow, retained: IntArray) -> Decision:
-    """Every statistic allocated by the convex program."""
+    if window.speed.mean_mechanism != "allocated" and "mean" in window.speed.statistics:
+        return decide_single_cell(window, retained)
     statistics = window.statistics(window.speed.statistics)
     scales, charges = allocated(window, retained, window.allowances, statistics)
     return Decision(retained, scales, charges, 0, predicted_error(window, retained, scales, statistics))
@@ -102,17 +94,12 @@ def decide_single_cell(window: PublicWindow, retained: IntArray) -> Decision:
     return Decision(retained, scales, charges, epsilon, error)
 
 
-def program(counts: Counts, retained: IntArray, statistics: CellStatistics) -> Sensitivities:
-    """Rows of every statistic of every cell, statistic-major."""
-    return stack([statistic.rows(counts, retained) for statistic in statistics.values()])
-
-
 def solve(
     counts: Counts, retained: IntArray, allowances: IntArray, statistics: CellStatistics, speed: SpeedTerms
 ) -> Allocation:
-    """The program of ``statistics``, solved as the terms say."""
+    """The program of ``statistics``, rows statistic-major, solved as the terms say."""
     solver = allocate if speed.allocation == "exact-loss" else uniform_allocation
-    return solver(program(counts, retained, statistics), allowances)
+    return solver(stack([statistic.rows(counts, retained) for statistic in statistics.values()]), allowances)
 
 
 def allocated(

@@ -13,7 +13,6 @@ in ``tests/audit/test_values_zcdp_audit.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +29,7 @@ from dpcore.mean import sum_caps
 from dpcore.residual import ResidualMean
 from dpcore.resolution import regroup
 from dpcore.scales import LaplaceScales
-from dpcore.suppression import STATISTICS, Statistic, Suppression, sweep_chop_user
+from dpcore.suppression import STATISTICS, sweep_chop_user
 from stream.statistics.columns import CDF, only_for_itself
 from stream.statistics.merging import merge_hexagons, widths
 from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
@@ -89,9 +88,7 @@ def plan_gaussian(
         values=ValuesPart(
             published=counts.by_cell(kept.samples) > 0,
             merged=merged,
-            lower=None if ranges is None else ranges.lower,
-            upper=None if ranges is None else ranges.upper,
-            foretold=None if ranges is None else ranges.foretold,
+            **({} if ranges is None else ranges.planned),
         ),
     )
 
@@ -105,15 +102,14 @@ def _admitted(counts: Counts, granted: IntArray, speed: SpeedTerms) -> Counts:
     enough users."""
     numbers = counts.by_user(np.ones(len(counts.samples), dtype=np.int64)) * len(speed.statistics)
     samples = np.where((granted >= 2 * numbers)[counts.pair_user], counts.samples, 0)
-    contributors = counts.by_cell((samples > 0).astype(np.int64))
-    return replace(counts, samples=np.where(contributors[counts.pair_cell] >= speed.min_users, samples, 0))
+    return replace(counts, samples=_enough_users(counts, samples, speed.min_users))
 
 
 def _program(kept: Counts, speed: SpeedTerms, ranges: Ranges | None = None) -> Sensitivities:
     """Rows of every statistic of every cell, statistic-major, in the order in which scales are drawn."""
     statistics: dict[str, CellStatistic | ResidualMean] = {**cell_statistics(speed.statistics, speed, None)}
     if ranges is not None:
-        statistics["mean"] = ResidualMean(*ranges.ends, speed.upper_quanta, ranges.gain)
+        statistics["mean"] = ResidualMean(ranges.lower, ranges.upper, speed.upper_quanta, ranges.gain)
     return stack([statistic.rows(kept, kept.samples) for statistic in statistics.values()])
 
 
@@ -189,11 +185,9 @@ def plan_values(
             caps=public.caps,
             merged=merged,
             cut_short=(*cut_short, CDF) if left_out and CDF not in speed.statistics else cut_short,
-            chosen=chosen if _chooses(speed) else "",
-            most_cells=most if _chooses(speed) else (0, 0),
-            lower=None if public.ranges is None else public.ranges.lower,
-            upper=None if public.ranges is None else public.ranges.upper,
-            foretold=None if public.ranges is None else public.ranges.foretold,
+            chosen=chosen if speed.suppression != "none" else "",
+            most_cells=most if speed.suppression != "none" else (0, 0),
+            **({} if public.ranges is None else public.ranges.planned),
         ),
     )
 
@@ -246,11 +240,6 @@ def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray
     return np.where(contributors[counts.pair_cell] >= min_users, samples, 0)
 
 
-def _chooses(speed: SpeedTerms) -> bool:
-    """Whether a window's plan is chosen among several."""
-    return speed.suppression != "none"
-
-
 def _most_cells(counts: Counts, samples: IntArray) -> int:
     """Most cells in which one user has ``samples`` (P,)."""
     return int(np.bincount(counts.pair_user[samples > 0]).max(initial=0))
@@ -268,10 +257,16 @@ def _proposals(public: PublicWindow) -> tuple[dict[str, IntArray], tuple[str, ..
     if not plain.any():
         return proposals, ()
     part = _active_part(counts, plain)
-    few_pairs = len(part.samples) <= MAX_PAIRS
     if speed.suppression == "chop-user":
-        suppression = _suppressed(part, public, plain) if few_pairs else None
-        if suppression is not None:
+        suppression = None
+        if len(part.samples) <= MAX_PAIRS:
+            suppression = sweep_chop_user(
+                part,
+                public.allowance,
+                statistics=[name for name in STATISTICS if name in speed.statistics] or ["mean"],
+                min_users=speed.min_users,
+                objective=lambda samples: decide(public, _in_place(plain, samples)).error,
+            )
             proposals["suppressed"] = _in_place(plain, suppression.samples)
         if suppression is None or not suppression.complete:
             cut_short.append("suppression")
@@ -291,22 +286,6 @@ def _active_part(counts: Counts, samples: IntArray) -> Counts:
     cells, pair_cell = np.unique(counts.pair_cell[active], return_inverse=True)
     users, pair_user = np.unique(counts.pair_user[active], return_inverse=True)
     return Counts(counts.cells[cells], counts.users[users], pair_cell, pair_user, samples[active])
-
-
-def _suppressed_statistics(names: Sequence[str]) -> list[Statistic]:
-    """The statistics whose errors suppression compares."""
-    return [name for name in STATISTICS if name in names] or ["mean"]
-
-
-def _suppressed(part: Counts, public: PublicWindow, plain: IntArray) -> Suppression:
-    """The sweep of least predicted error, as for plans. ``part``: the pairs of ``plain`` (P,) with samples."""
-    return sweep_chop_user(
-        part,
-        public.allowance,
-        statistics=_suppressed_statistics(public.speed.statistics),
-        min_users=public.speed.min_users,
-        objective=lambda samples: decide(public, _in_place(plain, samples)).error,
-    )
 
 
 def duality_gap(plan: Plan, counts: Counts) -> float | None:

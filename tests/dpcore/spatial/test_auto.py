@@ -34,7 +34,6 @@ SMALL, LARGE = Domain.unit_cells(16, 16), Domain.unit_cells(17, 16)
     ("mechanism", "domain", "shares"),
     [
         (Auto(), SMALL, (20_000, 980_000)),
-        (Auto(expected_points=500), SMALL, (1_000_000,)),
         (Auto("relative"), SMALL, (1_000_000,)),
         (Auto(), LARGE, (1_000_000,)),
     ],

@@ -388,7 +388,6 @@ def test_forty_by_forty_with_ten_thousand_regions_is_covert():
         lambda: Euler(float("nan")),
         lambda: Euler(1.0, regions_per_user=0),
         lambda: Euler(1.0, inference="least squares"),  # type: ignore[arg-type]
-        lambda: Euler(1.0, relation="values"),  # type: ignore[arg-type]
         lambda: Euler(1.0).fit(Regions.of_polygons([]), grid(2, 2), 0, Noise()),
     ],
 )

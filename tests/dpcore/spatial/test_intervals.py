@@ -12,7 +12,7 @@ from scipy import stats
 
 from dpcore.arrays import IntArray
 from dpcore.noise import Noise
-from dpcore.spatial import Domain, GridHistogram, PartitionHistogram, QuadTree, Rectangles, histogram_from_release
+from dpcore.spatial import Domain, GridHistogram, PartitionHistogram, Rectangles, histogram_from_release
 from dpcore.spatial.euler import Euler
 from dpcore.spatial.euler_inference import infer
 from dpcore.spatial.grids import inverse_haar
@@ -422,10 +422,6 @@ def test_a_release_without_a_known_noise_gives_no_interval():
         document["structure"]["noise"] = "pink"
         with pytest.raises(HistogramError, match="pink"):
             histogram_from_release(document)
-    clipped = MECHANISMS["quadtree"]
-    assert isinstance(clipped, QuadTree)
-    tree = clipped.tree(town(1), DOMAIN, 1_000_000, Noise(), 1).least_squares().non_negative()
-    assert tree.histogram(DOMAIN).intervals(ranges) is None
 
 
 def test_a_noise_of_other_leaves_than_the_parts_is_refused():

@@ -28,7 +28,7 @@ from stream.messages.lines import line_of
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, WINDOW, Message, digest, schema, window_message
 from stream.messages.shapes import Place, centre_of, geometry_of, places_of
 from stream.messages.tables import ALWAYS, TOTALS, feature, row_of, rows_of, table_of
-from stream.messages.topics import EXAMPLES, document, topic_plans
+from stream.messages.topics import document, topic_plans
 from stream.windows import Window
 from tests.stream.serve.city import STEADY, bodies, city_config, window
 from tests.stream.serve.serving import released, serving_file
@@ -329,10 +329,10 @@ needs_parser = pytest.mark.skipif(
 )
 
 
-def payloads() -> dict[str, Any]:
-    """Payload schema of each topic as the AsyncAPI document has it."""
+def messages() -> dict[str, Any]:
+    """The message of each topic as the AsyncAPI document has it."""
     channels = document()["channels"].values()
-    return {channel["address"]: next(iter(channel["messages"].values()))["payload"] for channel in channels}
+    return {channel["address"]: next(iter(channel["messages"].values())) for channel in channels}
 
 
 def keywords(node: Any) -> set[str]:
@@ -383,13 +383,13 @@ def test_the_parser_finds_what_is_wrong(tmp_path):
 
 @pytest.mark.parametrize("topic", OUTPUT_TOPICS)
 def test_schema_and_asyncapi_payload_take_and_refuse_the_same_values(topic):
-    payload = payloads()[topic]
+    payload, example = messages()[topic]["payload"], messages()[topic]["examples"][0]["payload"]
     assert not keywords(payload) & NEWER_THAN_DRAFT_07
     assert keywords(schema(topic)) & NEWER_THAN_DRAFT_07 <= {"dependentRequired"}
     jsonschema.Draft7Validator.check_schema(payload)
     original, translated = jsonschema.Draft202012Validator(schema(topic)), jsonschema.Draft7Validator(payload)
-    assert original.is_valid(EXAMPLES[topic])
-    for body in [*mutations(EXAMPLES[topic]), EXAMPLES[topic] | {"accounting": "zcdp"}, EXAMPLES[topic] | {"rho": 0.1}]:
+    assert original.is_valid(example)
+    for body in [*mutations(example), example | {"accounting": "zcdp"}, example | {"rho": 0.1}]:
         assert original.is_valid(body) == translated.is_valid(body), body
 
 

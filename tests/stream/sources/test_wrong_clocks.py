@@ -84,13 +84,6 @@ def test_a_vehicle_without_a_timestamp_has_the_arrival_if_the_header_is_too_far_
         assert json.loads(value)["time"] == (START + seconds) * 1000
 
 
-def test_an_agency_whose_clock_is_ahead_by_a_constant_is_read_as_one_whose_clock_is_right():
-    ahead = dict.fromkeys("abc", 200)
-    answers = live(reader(), lambda step: body_at(step, ahead, 200), range(30))
-    assert [len(events) for events in answers] == [0] + [3] * 29
-    assert all(event["speed"] == KMH for events in answers for event in events)
-
-
 def test_an_old_document_that_comes_late_gives_no_event_and_changes_no_later_one():
     """Each third answer is that of two before, as a second server with an old document gives it."""
     source = reader()

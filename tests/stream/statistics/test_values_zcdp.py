@@ -14,6 +14,7 @@ from stream.cli import app
 from stream.config import Config, ConfigError
 from stream.messages.message import HEXAGON_SPEED, Message
 from stream.statistics.columns import Derived
+from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Plan, spendable
 from stream.statistics.residual_clipping import response_of, with_what_clipping_leaves_open
@@ -33,7 +34,7 @@ def release(
     read = WindowRows.of(rows, due.terms.reading)
     left = spendable(np.full(read.counts.n_users, budget), read.counts.users, due, budget)
     plan = plan_window(read, due, Allowance(left, budget), memory=memory)
-    contributions = read.as_planned(plan).in_cells_of(plan)
+    contributions = by_planned_cells(plan, read.as_planned(plan).contributions)
     speed = speed_of(plan.terms)
     columns = speed.draw(plan, contributions, Noise())
     messages, after = compose(plan, speed.body(plan, contributions.counts, columns), columns, memory, sequence=1)
