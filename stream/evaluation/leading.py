@@ -136,13 +136,7 @@ class Leading:
     @classmethod
     def joined(cls, parts: list[Self]) -> Leading:
         """All parts after each other."""
-        none = np.zeros(0)
-        return Leading(
-            np.concatenate([none, *(part.events for part in parts)]),
-            np.concatenate([none, *(part.reach for part in parts)]),
-            np.concatenate([none.astype(bool), *(part.covers for part in parts)]),
-            np.concatenate([none.astype(np.uint64), *(part.resolution for part in parts)]),
-        )
+        return Leading(*map(np.concatenate, zip(*(vars(part).values() for part in parts), strict=True)))
 
     def share_within(self, half_width: float) -> float:
         """Share of events in cells whose interval reaches at most ``half_width`` km/h."""

@@ -32,6 +32,19 @@ from stream.offline import split_by_slot
 
 CELLS_PER_USER = (2, 4, 8, 16)
 """Limits k that are tried under "participation"."""
+_KEYS = {
+    "resolution": "hexagons.resolution",
+    "merge_until": "hexagons.merge_until",
+    "coarsest_resolution": "hexagons.coarsest_resolution",
+    "slot": "window.slot",
+    "statistics": "speed.statistics",
+    "clipping": "speed.clipping",
+    "suppression": "speed.suppression",
+    "post_processing": "speed.post_processing",
+    "weight": "participation.weight",
+    "cells_per_user": "participation.cells_per_user",
+}
+"""The keys of a configuration by the fields of a setting."""
 
 
 @dataclass(frozen=True)
@@ -56,35 +69,15 @@ class Setting:
     @classmethod
     def of(cls, config: Config) -> Self:
         """The settings of a configuration."""
-        hexagons, speed, participation = config.hexagons, config.speed, config.participation
-        return cls(
-            resolution=hexagons.resolution,
-            slot=config.window.slot,
-            statistics=speed.statistics,
-            clipping=speed.clipping,
-            suppression=speed.suppression,
-            merge_until=hexagons.merge_until,
-            coarsest_resolution=hexagons.coarsest_resolution,
-            weight=None if participation is None else participation.weight,
-            cells_per_user=None if participation is None else participation.cells_per_user,
-            post_processing=speed.post_processing,
-        )
+        places = {name: key.split(".") for name, key in _KEYS.items()}
+        given: dict[str, Any] = {name: getattr(getattr(config, at), key, None) for name, (at, key) in places.items()}
+        return cls(**given)
 
     def keys(self) -> dict[str, Any]:
         """All settings by their dotted keys in a configuration."""
         refused = set() if set(MOMENTS) <= set(self.statistics) else {CLIPPED_NORMAL}
-        return {
-            "hexagons.resolution": self.resolution,
-            "hexagons.merge_until": self.merge_until,
-            "hexagons.coarsest_resolution": self.coarsest_resolution,
-            "window.slot": self.slot,
-            "speed.statistics": self.statistics,
-            "speed.clipping": self.clipping,
-            "speed.suppression": self.suppression,
-            "speed.post_processing": tuple(name for name in self.post_processing if name not in refused),
-            "participation.weight": self.weight,
-            "participation.cells_per_user": self.cells_per_user,
-        }
+        modelled = tuple(name for name in self.post_processing if name not in refused)
+        return {key: getattr(self, name) for name, key in _KEYS.items()} | {"speed.post_processing": modelled}
 
     def changes_of(self, config: Config) -> dict[str, Any]:
         """Dotted keys of ``config`` that these settings change, with their new values."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,15 +52,8 @@ class _Fixes:
     period: IntArray
     """Start of the ledger period."""
 
-    def part(self, where: NDArray[np.bool_]) -> _Fixes:
-        return _Fixes(
-            self.vehicle[where],
-            self.time[where],
-            self.lat[where],
-            self.lng[where],
-            self.since[where],
-            self.period[where],
-        )
+    def part(self, where: NDArray[Any]) -> _Fixes:
+        return _Fixes(*(column[where] for column in vars(self).values()))
 
 
 class SpeedDerivation:
@@ -161,17 +155,9 @@ class SpeedDerivation:
         return number
 
     def _with_kept(self, new: _Fixes) -> _Fixes:
-        kept = self._kept
-        all_vehicle, all_time = np.concatenate([kept.vehicle, new.vehicle]), np.concatenate([kept.time, new.time])
-        _, first = np.unique(_key(all_vehicle, all_time), return_index=True)
-        fixes = _Fixes(
-            all_vehicle[first],
-            all_time[first],
-            np.concatenate([kept.lat, new.lat])[first],
-            np.concatenate([kept.lng, new.lng])[first],
-            np.concatenate([kept.since, new.since])[first],
-            np.concatenate([kept.period, new.period])[first],
-        )
+        both = _Fixes(*map(np.concatenate, zip(vars(self._kept).values(), vars(new).values(), strict=True)))
+        _, first = np.unique(_key(both.vehicle, both.time), return_index=True)
+        fixes = both.part(first)
         moved = np.ones(len(first), dtype=bool)
         moved[1:] = (np.diff(fixes.vehicle) != 0) | (np.diff(fixes.lat) != 0) | (np.diff(fixes.lng) != 0)
         moved[1:] |= np.diff(fixes.time) > round(MOST_S * _US)

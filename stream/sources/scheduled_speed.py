@@ -315,8 +315,7 @@ class _Adding:
     def _add(self, parts: _Stretches, arrival: FloatArray, departure: FloatArray, service: IntArray) -> None:
         begin, lasting = departure[:, parts.hop], arrival[:, parts.hop + 1] - departure[:, parts.hop]
         middle = begin + lasting * (parts.start + parts.end) / 2
-        metres = np.broadcast_to(parts.metres, middle.shape)
-        self._wait(parts.cell, middle, service, metres, lasting * (parts.end - parts.start))
+        self._wait(parts.cell, middle, service, parts.metres, lasting * (parts.end - parts.start))
 
     def _add_standing(
         self, course: Course, along: FloatArray, arrival: FloatArray, departure: FloatArray, service: IntArray
@@ -331,18 +330,12 @@ class _Adding:
         chosen = np.flatnonzero((cell >= 0) & (staying > 0).any(axis=0))
         if len(chosen):
             middle = (begin + staying / 2)[:, chosen]
-            self._wait(cell[chosen], middle, service, np.zeros(middle.shape), staying[:, chosen])
+            self._wait(cell[chosen], middle, service, np.zeros(1), staying[:, chosen])
 
     def _wait(
         self, cell: IntArray, time: FloatArray, service: IntArray, metres: FloatArray, seconds: FloatArray
     ) -> None:
-        columns = (
-            np.broadcast_to(cell, time.shape),
-            time,
-            np.broadcast_to(service[:, None], time.shape),
-            metres,
-            seconds,
-        )
+        columns = np.broadcast_arrays(cell, time, service[:, None], metres, seconds)
         self._waiting.append(np.stack([column.ravel().astype(np.float64) for column in columns]))
         self._columns += time.size
         if self._columns > _AT_ONCE:
