@@ -14,14 +14,8 @@ from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from stream.config import Config
-from stream.messages.message import (
-    HEXAGON_SPEED,
-    REJECTED,
-    SPATIAL_HISTOGRAM,
-    WINDOW,
-    estimates_of,
-    validator,
-)
+from stream.messages.cells import estimates_in
+from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, validator
 from stream.sources.live_city import LIVES_FOR
 
 
@@ -55,7 +49,7 @@ class DemoWindow:
         self.epsilon = body["epsilon"]
         if body["status"] != "published":
             self.suppressed += 1
-        elif mean := (estimates_of(body) or {}).get("mean"):
+        elif mean := (estimates_in(body) or {}).get("mean"):
             self.means[body["cell"]] = mean["value"]
             self.half_widths.append((mean["interval"][1] - mean["interval"][0]) / 2)
             counted = body.get("events", body["users"])
