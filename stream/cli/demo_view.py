@@ -15,15 +15,8 @@ from zoneinfo import ZoneInfo
 
 from dpcore.errors import ParameterError
 from stream.config import Config
-from stream.messages.message import (
-    HEXAGON_SPEED,
-    REJECTED,
-    RELEASED,
-    SPATIAL_HISTOGRAM,
-    WINDOW,
-    estimates_of,
-    validator,
-)
+from stream.messages.cells import RELEASED, estimates_in
+from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, validator
 from stream.sources.live_city import LIVES_FOR
 
 
@@ -69,7 +62,7 @@ class DemoWindow:
         self.epsilon = body["epsilon"]
         if body["status"] != "published":
             self.suppressed += 1
-        elif mean := (estimates_of(body) or {}).get("mean"):
+        elif mean := (estimates_in(body) or {}).get("mean"):
             self.means[body["cell"]] = mean["value"]
             self.half_widths.append(_half_width(mean))
             self.raw_half_widths.append(_half_width(body["mean"]))

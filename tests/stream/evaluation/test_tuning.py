@@ -135,19 +135,6 @@ def test_a_want_out_of_reach_says_what_came_nearest_and_what_is_needed(city):
         (("--slots", "7h"), "7:00:00"),
         (("--slots", "soon"), "'soon' is not a duration"),
     ],
-    ids=[
-        "no sign",
-        "too wide",
-        "too many events",
-        "nothing",
-        "resolution",
-        "zeros",
-        "budget",
-        "suffix",
-        "folder",
-        "slot",
-        "duration",
-    ],
 )
 def test_a_wrong_argument_is_named_with_an_example(city, arguments, named):
     done = tune(city, "values", *arguments)

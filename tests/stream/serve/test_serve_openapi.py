@@ -21,7 +21,8 @@ from axe_playwright_python.async_playwright import Axe
 from openapi_spec_validator import validate
 from pyarrow import parquet
 
-from stream.messages.message import HEXAGON_SPEED, with_estimates
+from stream.messages.cells import cells_of, with_estimates
+from stream.messages.message import HEXAGON_SPEED
 from stream.serve import api_page
 from stream.serve.api import make_app
 from stream.serve.ogc.features import ROOT
@@ -83,7 +84,7 @@ async def test_a_generated_client_reads_what_was_released(kafka, tmp_path, topic
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     messages, _ = with_histograms(tmp_path, overrides)
     values = [message.value for message in messages if message.topic == HEXAGON_SPEED]
-    released = [json.loads(with_estimates(value)) for value in values]
+    released = [json.loads(with_estimates(value, cell)) for value, cell in zip(values, cells_of(values), strict=True)]
     async with serving(bus_config(tmp_path, **overrides), messages) as client:
         (tmp_path / "openapi.json").write_text(json.dumps(await document_of(client)))
         (tmp_path / "generator.yml").write_text(GENERATOR)

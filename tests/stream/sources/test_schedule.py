@@ -243,7 +243,7 @@ def test_the_file_that_gtfs_writes_is_served_with_names_that_are_printable(tmp_p
     assert [place.cell for place in served.cells] == [place.cell for place in chart.cells]
     assert {stop.name for stop in served.stops} == {"Congress / 6th", "Lamar, North", "a b"}
     assert {line.route for line in served.lines} == {"2", "10", "Airport"}
-    assert set(served.corridors) == {"2", "10", "Airport"}
+    assert set(served.corridors()) == {"2", "10", "Airport"}
 
 
 def test_platforms_of_one_name_and_place_are_one_stop():
