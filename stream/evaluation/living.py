@@ -221,7 +221,6 @@ def _busiest_hour(windows: Sequence[Exact], slot_s: int) -> list[Exact] | None:
 
 
 def _apart(cell: int, others: dict[int, float]) -> bool:
-    """Whether ``cell`` is far from each of ``others``; cells between which H3 knows no distance are far apart."""
     near = set(h3.grid_disk(cell, APART - 1).tolist())
     return not any(other in near for other in others)
 

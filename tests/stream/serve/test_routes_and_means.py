@@ -348,7 +348,7 @@ async def test_every_reader_holds_the_same_number(tmp_path):
     for message in messages:
         demo.add(message.topic, dict(message.headers), message.value)
     busiest = expected[BUSY]
-    assert f"modelled mean {busiest['value']:.1f} ({busiest['interval'][0]:.0f}–" in demo.lines()[0]
+    assert f"mean {busiest['value']:.1f} ({busiest['interval'][0]:.0f}–" in demo.lines()[0]
 
 
 def _of_row(row: dict[str, Any]) -> list[Any] | None:
