@@ -28,8 +28,9 @@ class Rule(NamedTuple):
     @property
     def amount(self) -> str:
         """Value and unit as text."""
-        if self.unit == "s":
-            return _length(self.value)
+        for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")) if self.unit == "s" else ():
+            if self.value >= size and self.value % size == 0:
+                return f"{self.value / size:g} {unit}"
         value = int(self.value) if self.value == int(self.value) else self.value
         return f"{value:,} {self.unit}".replace(",", " ")
 
@@ -152,10 +153,3 @@ def _of_windows_by_counts(config: Config, window: str) -> Iterator[Rule]:
 
 def _seconds(span: timedelta) -> float:
     return span.total_seconds()
-
-
-def _length(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g} {unit}"
-    return f"{seconds:g} s"

@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from stream.config.value import SPEED, SPEED_UNIT
+from stream.config.value import SPEED
+from stream.messages.cells import Clipping
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, digest
 from stream.serve.ogc.selection import Bounds
 from stream.serve.received import Received
@@ -271,28 +272,6 @@ def history(windows: Sequence[WindowView], cell: str) -> list[bytes]:
 
 def _by_number(window: WindowView) -> int:
     return 0 if window.number is None else window.number
-
-
-class Stretched(msgspec.Struct):
-    """The range of which a mean with residual clipping is a share, and the deviation of what clipping leaves open."""
-
-    lower: float
-    upper: float
-    open: float
-
-
-class Clipping(msgspec.Struct):
-    """A range of values, in their unit."""
-
-    lower: float
-    upper: float
-    unit: str = SPEED_UNIT
-    stretched: Stretched | None = None
-
-    def of_shares(self, least: float) -> tuple[float, float]:
-        """Lower end and width, at least ``least``, of the range of which a mean of noisy numbers is a share."""
-        ends = self.stretched or self
-        return ends.lower, max(ends.upper - ends.lower, least)
 
 
 class Period(msgspec.Struct):

@@ -11,8 +11,8 @@ export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
 
 type Part = Node | string | null | undefined | false;
 
-/** Texts of numbers with a dash between them, which stay on one line. */
-const RANGE = /(\S*\d[–−]\S*\d\S*|−\d\S*)/;
+/** Numbers with a dash or ± between them, which stay on one line. */
+const RANGE = /(\S*\d[–−]\S*\d\S*|[−+]\d\S* ± \d\S*|−\d\S*)/;
 const WRAPPING = ['p', 'td', 'dd', 'th'];
 
 const unbroken = (text: string): Part[] => text.split(RANGE).map((part, at) => (at % 2 ? make('span', { class: 'unbroken' }, part) : part));

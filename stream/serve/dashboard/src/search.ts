@@ -3,6 +3,7 @@
 import { isValidCell, latLngToCell } from 'h3-js';
 import * as api from './api';
 import { byId, make } from './dom';
+import type { Page } from './main';
 import { areaText, areaTitle } from './named';
 import { say, type TextKey } from './texts';
 import type { View } from './view';
@@ -12,12 +13,6 @@ export interface Spot {
   name: string;
   at: [number, number];
   cell: string;
-}
-
-export interface Targets {
-  cell(cell: string): void;
-  spot(spot: Spot): void;
-  area(name: string): void;
 }
 
 interface Entry {
@@ -73,7 +68,7 @@ async function collect(view: View): Promise<Entry[]> {
   ];
 }
 
-export async function setUpSearch(view: View, targets: Targets): Promise<void> {
+export async function setUpSearch(view: View, page: Page): Promise<void> {
   const menu = byId<HTMLDetailsElement>('search');
   const input = make('input', {
     id: 'search-input', type: 'search', role: 'combobox', autocomplete: 'off', spellcheck: 'false', maxlength: 200,
@@ -94,9 +89,9 @@ export async function setUpSearch(view: View, targets: Targets): Promise<void> {
 
   const go = ({ kind, text, target, at }: Entry) => {
     menu.open = false;
-    if (kind === 'area' || kind === 'route') targets.area(target);
-    else if (at) targets.spot({ name: text, at, cell: target });
-    else targets.cell(target);
+    if (kind === 'area' || kind === 'route') page.area(target);
+    else if (at) page.spot({ name: text, at, cell: target });
+    else page.open(target);
   };
 
   const mark = (index: number) => {
