@@ -93,13 +93,7 @@ class GridHistogram:
 
     def _in_blocks(self, rectangles: Rectangles) -> Rectangles:
         rectangles.require_inside(self.domain)
-        x_position, y_position = np.arange(len(self.x_edges)), np.arange(len(self.y_edges))
-        return Rectangles(
-            np.interp(rectangles.x0, self.x_edges, x_position),
-            np.interp(rectangles.x1, self.x_edges, x_position),
-            np.interp(rectangles.y0, self.y_edges, y_position),
-            np.interp(rectangles.y1, self.y_edges, y_position),
-        )
+        return rectangles.in_blocks(self.x_edges, self.y_edges)
 
     def answers(self, rectangles: Rectangles) -> FloatArray:
         """Estimated counts, shape (Q,); raises ``QueryError`` outside the domain."""

@@ -29,8 +29,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, OutOfTurnError
 from stream.storage.partitions import spans_servers
 from stream.storage.release_store import Released, ReleaseStore
-from stream.storage.row_store import RowStore
-from stream.storage.sealed_rows import NotSealedError
+from stream.storage.row_store import NotSealedError, RowStore
 
 
 @dataclass(frozen=True)

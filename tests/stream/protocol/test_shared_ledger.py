@@ -28,8 +28,7 @@ from stream.protocol.release_protocol import STEPS, ReleaseProtocol
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, SetBackError
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import AppendTimes, Behind, ReadThrough, RowStore
-from stream.storage.sealed_rows import NotSealedError
+from stream.storage.row_store import AppendTimes, Behind, NotSealedError, ReadThrough, RowStore
 from stream.windows import Window
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, in_order, random_rows
 from tests.support.city import HOUR, City

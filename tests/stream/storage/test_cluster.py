@@ -35,8 +35,7 @@ from stream.storage.last_fixes import FIX, LastFixes
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.partitions import each
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import AppendTimes, Behind, ReadThrough, RowStore
-from stream.storage.sealed_rows import NotSealedError
+from stream.storage.row_store import AppendTimes, Behind, NotSealedError, ReadThrough, RowStore
 from tests.support.builders import SLOT, bus_config, in_order, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.environment import write_secret
