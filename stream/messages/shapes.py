@@ -38,13 +38,8 @@ _PLACED = msgspec.json.Decoder(_Placed)
 def places_of(values: Iterable[bytes]) -> list[Place]:
     """The places of the messages of one window, in the same order; all are needed to know the finest resolution."""
     placed = [_PLACED.decode(value) for value in values]
-    finest = finest_of(placed)
+    finest = max((h3.get_resolution(cell) for one in placed for cell in (one.cell, *one.excludes)), default=0)
     return [Place(one.cell, tuple(one.excludes), finest) for one in placed]
-
-
-def finest_of(placed: Iterable[Any]) -> int:
-    """The finest resolution of cells and of what they exclude."""
-    return max((h3.get_resolution(cell) for one in placed for cell in (one.cell, *one.excludes)), default=0)
 
 
 @lru_cache(MOST_KEPT)

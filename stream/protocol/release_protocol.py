@@ -7,9 +7,9 @@ once. Users are charged before noise is drawn, and only the committed bytes are 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple, Self, TypedDict, Unpack
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -200,18 +200,9 @@ async def _nothing() -> None:
     """The default of ``before_publishing``: there is nothing to check."""
 
 
-class Hooks(TypedDict, total=False):
-    """Functions that :class:`ReleaseProtocol` calls while a window is released."""
-
-    before_publishing: Callable[[], Awaitable[None]]
-    after_step: Callable[[str], Awaitable[None] | None]
-    on_redraw: Callable[[], None]
-    on_uncounted: Callable[[WindowRows], None]
-
-
 @dataclass(frozen=True)
 class ReleaseProtocol:
-    """The parts of the protocol for one feed.
+    """The protocol of one feed, with its state in ``redis``. ``signer``: of its close markers, if they are signed.
 
     ``before_publishing`` is called once the committed bytes were read, and raises if what was published since
     contradicts them. ``after_step`` is called after each finished step, ``on_redraw`` when a draw was discarded unseen,
@@ -219,36 +210,23 @@ class ReleaseProtocol:
     """
 
     statistics: WindowStatistics
-    planning: Planning
-    store: ReleaseStore
+    redis: Redis
     rows: SlotRows
     ledger: Ledger
     publisher: Publisher
     noise: Noise
-    signer: Signer | None
+    signer: Signer | None = None
     before_publishing: Callable[[], Awaitable[None]] = _nothing
     after_step: Callable[[str], Awaitable[None] | None] = lambda _: None
     on_redraw: Callable[[], None] = lambda: None
     on_uncounted: Callable[[WindowRows], None] = lambda _: None
+    store: ReleaseStore = field(init=False)
+    planning: Planning = field(init=False)
 
-    @classmethod
-    def connect(
-        cls,
-        statistics: WindowStatistics,
-        redis: Redis,
-        rows: SlotRows,
-        ledger: Ledger,
-        publisher: Publisher,
-        noise: Noise,
-        signer: Signer | None = None,
-        **hooks: Unpack[Hooks],
-    ) -> Self:
-        """The protocol of one feed, with its state in ``redis``. ``signer``: of its close markers, if they are signed;
-        ``hooks``: the fields of the same names.
-        """
-        store = ReleaseStore(redis, statistics.terms.feed, statistics.terms.ledger)
-        planning = Planning(statistics, store, ledger)
-        return cls(statistics, planning, store, rows, ledger, publisher, noise, signer, **hooks)
+    def __post_init__(self) -> None:
+        store = ReleaseStore(self.redis, self.statistics.terms.feed, self.statistics.terms.ledger)
+        object.__setattr__(self, "store", store)
+        object.__setattr__(self, "planning", Planning(self.statistics, store, self.ledger))
 
     async def close(self, slot: int) -> Released:
         """Commit one window and publish it; continues after the step that an earlier attempt reached.

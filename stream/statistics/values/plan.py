@@ -95,10 +95,9 @@ def decide_single_cell(window: PublicWindow, retained: IntArray) -> Decision:
     """Means by the terms' single-cell mechanism at one ε per cell, the other statistics allocated what is left."""
     counts, speed, allowances = window.counts, window.speed, window.allowances
     epsilon = cell_epsilon(counts, retained, window.allowance // len(window.statistics(window.speed.statistics)))
-    means = plan_cell_means(cell_mechanism(speed), counts, retained, epsilon)
+    charges, of_means = plan_cell_means(cell_mechanism(speed), counts, retained, epsilon)
     total, kept = counts.by_cell(window.admitted), counts.by_cell(retained)
-    off = np.minimum(means.predicted_error / speed.upper_quanta + clipping_bias(total, kept), 1.0)
-    error, charges = float((total * off).sum()), means.charges
+    error = float((total * np.minimum(of_means / speed.upper_quanta + clipping_bias(total, kept), 1.0)).sum())
     scales = LaplaceScales(np.zeros(counts.n_cells, np.int64), np.ones(counts.n_cells, np.int64))
     others = window.statistics([name for name in window.speed.statistics if name != "mean"])
     if others:

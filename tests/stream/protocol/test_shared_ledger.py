@@ -293,7 +293,7 @@ class Shard:
 def protocol(redis: Redis, config: Config, publisher: Collected) -> ReleaseProtocol:
     rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
     due = RowsOfCluster(DueWindows(config, rows, store, ledger))
-    return ReleaseProtocol.connect(statistics_of(config), redis, due, ledger, publisher, Noise())
+    return ReleaseProtocol(statistics_of(config), redis, due, ledger, publisher, Noise())
 
 
 async def fill(redis: Redis, config: Config) -> tuple[RowStore, Shard]:

@@ -120,7 +120,7 @@ def closing(redis: Redis, config: Config, publisher: Collected, **hooks: Any) ->
     """The release protocol, as the closing process connects it on a cluster."""
     rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
     rows_of_cluster = RowsOfCluster(DueWindows(config, rows, store, ledger))
-    return ReleaseProtocol.connect(statistics_of(config), redis, rows_of_cluster, ledger, publisher, Noise(), **hooks)
+    return ReleaseProtocol(statistics_of(config), redis, rows_of_cluster, ledger, publisher, Noise(), **hooks)
 
 
 def counts(publisher: Collected) -> list[tuple[Any, ...]]:
