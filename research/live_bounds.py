@@ -8,10 +8,10 @@ Readings are the true means of a day with normal noise that is as large as that 
 - The *learner* must learn the map from the same readings. It is an exact Kalman filter of the model of
   :mod:`dpcore.smoothing` (level and effect of the covariate, lasting deviations of neighbours and of cells, passing
   ones of both, sampling), which keeps all covariances. Its variances, lengths and times (:data:`START`) are those that
-  suit this very day best: a search by steps from three starts, over :data:`DRAWS` draws of noise. "mae": of the filter
-  of least mean absolute error. "half_width": the median half interval of the filter that foretells the truth best (log
-  score), all intervals stretched alike until 95 % of events are covered. "shows_last", "shows_both": the filter of
-  least error among those that show as much of a drop as is wanted, which is what the wish costs.
+  suit this very day best: a search by steps from :data:`STARTS` places, over :data:`DRAWS` draws of noise. "mae": of
+  the filter of least mean absolute error. "half_width": the median half interval of the filter that foretells the truth
+  best (log score), all intervals stretched alike until 95 % of events are covered. "shows_last", "shows_both": the
+  filter of least error among those that show as much of a drop as is wanted, which is what the wish costs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stream.config import Config
 from stream.evaluation.live import typical_of
 from stream.evaluation.living import Exact, Living, Shown, Watch, plant
 
-DRAWS = 16
+DRAWS, STARTS = 16, 3
 MOST = 250
 """The learner knows so many cells, the busiest; figures are of these."""
 Variances = Mapping[str, float]
@@ -118,7 +118,7 @@ def bounds(
     be seen in the first and in the last window of the incident."""
     cells, each = _read(config, windows, shown)
     day = Day(cells, each, config.value.upper)
-    least, scored = day.best(lambda f: f.mae), day.best(lambda f: f.score)
+    least, scored = day.best(lambda f: f.mae, START, STARTS), day.best(lambda f: f.score, START)
     learner = least[0].facts() | {"half_width": scored[0].half_width, "knows": least[1]}
     figures = {"oracle": _oracle(each).facts(), "learner": learner}
     for name, wanted in {} if wish is None else {"shows_last": (0.0, wish[1]), "shows_both": wish}.items():
@@ -226,15 +226,13 @@ class Day:
         self._class = np.searchsorted(np.quantile(events, (1 / 3, 2 / 3)), events)
 
     def best(
-        self, cost: Callable[[Figures], float], start: Variances | None = None
+        self, cost: Callable[[Figures], float], start: Variances, starts: int = 1
     ) -> tuple[Figures, dict[str, float]]:
-        """The filter of least ``cost``, and what it knows."""
+        """The filter of least ``cost``, and what it knows: steps from ``start`` and from ``starts`` - 1 places near
+        it."""
         rng, found = np.random.default_rng(3), []
-        for number in range(3):
-            known = {
-                name: value * float(np.exp(rng.normal(0, 0.5 * (number > 0))))
-                for name, value in (start or START).items()
-            }
+        for number in range(starts):
+            known = {name: value * float(np.exp(rng.normal(0, 0.5 * (number > 0)))) for name, value in start.items()}
             figures = self.filtered(known)
             for step in (2.0, 2**0.5, 2**0.25):
                 for name, factor in ((name, factor) for name in START for factor in (step, 1 / step)):

@@ -72,7 +72,7 @@ def of_gaussian(samples: np.ndarray, t: int, s: int) -> float:
 
 
 @pytest.mark.parametrize("batch", [10_000, N], ids=["by rejection", "by inversion"])
-@pytest.mark.parametrize(("t", "s"), SCALES)
+@pytest.mark.parametrize(("t", "s"), [*SCALES, (2**40, 1)])
 def test_discrete_laplace_has_its_exact_distribution(t, s, batch):
     noise = Noise()
     x = np.concatenate([noise.discrete_laplace(t, s, batch) for _ in range(N // batch)])
@@ -290,14 +290,6 @@ def test_where_64_bits_meet_a_tail_further_bits_decide(law, floors):
     for beyond, expected in ((0, k), (2**64 - 1, k - 1)):
         words = Mock(side_effect=np.array([[(at << 16) % 2**64], [beyond]], dtype=np.uint64))
         assert law.of(np.array([at >> 48], dtype=np.uint16), words).tolist() == [expected]
-
-
-WIDE_SCALES = [(7, 3), (2**32 + 1, 2**20), (2**40, 1)]
-
-
-@pytest.mark.parametrize(("t", "s"), WIDE_SCALES)
-def test_a_wide_batch_has_the_exact_law(t, s):
-    assert of_laplace(Noise().discrete_laplace(t, s, N), t, s) > ALPHA
 
 
 @pytest.mark.parametrize("bug", ["uniform part", "half unit"])

@@ -98,6 +98,24 @@ CUT = """() => [...document.querySelectorAll('header *, footer *')]
     (clientWidth && scrollWidth > clientWidth) || (clientHeight && scrollHeight > clientHeight + 1))
   .map((element) => `${element.id || element.outerHTML.slice(0, 80)} ${element.scrollWidth}/${element.clientWidth} ${element.scrollHeight}/${element.clientHeight}`)"""  # noqa: E501
 """Elements of header and footer that cut what is in them, with an ellipsis or without."""
+
+
+async def fits_every_screen(page: Page) -> None:
+    """Nothing of header, footer and cards reaches out of a phone, a laptop or a wall, or is cut there.
+
+    The map is hidden meanwhile: where no graphics processor is, the pixels of a wall cost seconds.
+    """
+    size = page.viewport_size
+    assert size is not None
+    await page.evaluate("document.getElementById('map').hidden = true")
+    for width, height in ((390, 844), (1280, 800), (1920, 1080), (3840, 2160)):
+        await page.set_viewport_size({"width": width, "height": height})
+        for reaching in (OUTSIDE, CUT):
+            assert await page.evaluate(reaching) == [], width
+    await page.set_viewport_size(size)
+    await page.evaluate("document.getElementById('map').hidden = false")
+
+
 CARDS = """() => ['controls', 'details'].map((id) => document.getElementById(id))
   .filter((card) => card.checkVisibility())
   .map((card) => card.getBoundingClientRect())

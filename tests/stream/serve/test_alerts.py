@@ -177,16 +177,6 @@ async def test_a_rule_against_usual_names_what_is_slower_by_more_than_noise_expl
         assert (await client.get("/api/v1/alerts?window=2016-01-01T00:00:00Z")).status == 404
 
 
-async def test_what_noise_explains_raises_no_alert_although_the_number_is_below_the_limit(tmp_path):
-    """3 users of one report each: a scale of several km/h, beside which 2 km/h are nothing."""
-    uncertain = {**USUAL_DAY, STEADY: Cell(2, 1, 16.0)}
-    config = config_with(tmp_path, BELOW | {"windows": 1, "false_alarms_per_day": 0.1})
-    file = tmp_path / "releases.ndjson"
-    file.write_text(text_of(window(config, 0, uncertain)))
-    async with serving_file(config, file) as client:
-        assert (await listed(client))["alerts"] == []
-
-
 def ratio_window(raw: float, count: float, **more: Any) -> WindowView:
     """A window under "participation" of one cell of which a mean and a noisy count of scale 2 were released."""
     number = {"raw": count, "scale": 2.0}

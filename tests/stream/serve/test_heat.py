@@ -20,7 +20,7 @@ from tests.stream.serve.browser import (
 )
 from tests.stream.serve.city import BUSY, city_config, window
 from tests.stream.serve.made_windows import with_histograms
-from tests.stream.serve.serving import CUT, OUTSIDE, page_of
+from tests.stream.serve.serving import fits_every_screen, page_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -38,10 +38,7 @@ async def test_a_histogram_is_a_heat_map_in_place_of_speeds_and_a_layer_for_gis(
         await page.wait_for_timeout(500)
         assert await page.locator("#map").screenshot() != before
         assert (await fields(page))["heat"] == "on"
-        for width, height in ((390, 844), (1280, 800), (1920, 1080), (3840, 2160)):
-            await page.set_viewport_size({"width": width, "height": height})
-            for reaching in (OUTSIDE, CUT):
-                assert await page.evaluate(reaching) == [], width
+        await fits_every_screen(page)
         await no_violation(page)
         count = await paint_count(page)
         await page.get_by_role("button", name="Dark colours").click()

@@ -41,7 +41,7 @@ from tests.stream.serve.city import (
     window,
 )
 from tests.stream.serve.made_places import STOP, city_files
-from tests.stream.serve.serving import CUT, OUTSIDE, page_of, serving_file
+from tests.stream.serve.serving import fits_every_screen, page_of, serving_file
 from tests.support.participating import riders
 from tests.support.releasing import released
 
@@ -229,10 +229,7 @@ async def test_a_reader_sees_the_mean_of_a_range_and_the_way_between_two_stops_o
         await expect(ways).to_contain_text("Mean")
         await expect(ways).not_to_contain_text("Now")
         assert (await fields(page))["mean"] == "workday.7-24"
-        for width, height in ((390, 844), (1280, 800), (1920, 1080), (3840, 2160)):
-            await page.set_viewport_size({"width": width, "height": height})
-            for reaching in (OUTSIDE, CUT):
-                assert await page.evaluate(reaching) == [], width
+        await fits_every_screen(page)
         await no_violation(page)
         await page.get_by_role("button", name="Dark colours").click()
         await no_violation(page)

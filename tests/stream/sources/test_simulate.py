@@ -235,12 +235,6 @@ def test_a_start_at_which_no_event_is_accepted_is_refused_with_the_bounds(cli, s
     assert "before 2000 or after 2099" in result.stderr
 
 
-def test_the_default_start_is_now():
-    now = round(datetime.now(UTC).timestamp() * 1e6)
-    due, _ = run(start_us=now, duration=timedelta(minutes=1), faults=CLEAN)
-    assert due.min() >= now
-
-
 START_US, WINDOWS, CARS = 1_772_600_400_000_000, 20, 400
 
 

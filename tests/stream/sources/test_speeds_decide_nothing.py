@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpcore.earth import EARTH_M, great_circle_m
+from dpcore.earth import EARTH_M
 from stream.ingestion.decoding import REASONS, Batch, Decoder, Reason
 from stream.sources.derived_speed import DerivationLimits, SpeedDerivation
 from stream.sources.hfp import HighFrequencyPositions
@@ -314,13 +314,6 @@ def test_any_batches_of_a_feed_in_time_order_give_the_speeds_of_the_definition(r
     assert derived == pytest.approx(wanted, rel=1e-4, abs=0.05, nan_ok=True)
 
 
-def test_a_redelivered_snapshot_changes_nothing():
-    rows = [("a", START + 30 * k, 28.6 + 0.002 * k, 77.2) for k in range(6)]
-    once, twice = derive_all(rows, []), derive_all([*rows[:4], *rows[2:4], *rows[4:]], [4, 6])
-    assert twice[:4] == pytest.approx(once[:4], nan_ok=True)
-    assert twice[6:] == pytest.approx(once[4:])
-
-
 def test_no_speed_is_derived_across_the_border_of_two_ledger_periods():
     rows = [("a", START, 28.6, 77.2), ("a", START + 30, 28.602, 77.2)]
     assert derive_all(rows, [1], period=START * 1_000_000)[1] == pytest.approx(26.7, abs=0.1)
@@ -335,11 +328,6 @@ def test_a_stay_before_the_border_of_two_ledger_periods_decides_nothing_after_it
     after = derive_all(rows, [60], period=midnight * 1_000_000)[60:]
     assert np.isnan(before[21:]).all()
     assert np.isnan(after).tolist() == [True] + [False] * 20 + [True] * 19
-
-
-def test_distances_agree_with_the_length_of_a_degree():
-    one = great_circle_m(np.array([0.0, 60.0]), np.array([0.0, 179.9]), np.array([1.0, 60.0]), np.array([0.0, -179.9]))
-    assert one == pytest.approx([111_195.1, 0.2 * 111_195.1 / 2], rel=1e-4)
 
 
 def test_memory_follows_the_vehicles_on_the_road_not_all_that_ever_drove():

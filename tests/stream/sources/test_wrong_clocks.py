@@ -87,13 +87,6 @@ def test_a_vehicle_without_a_timestamp_has_the_arrival_if_the_header_is_too_far_
         assert json.loads(value)["time"] == (START + seconds) * 1000
 
 
-def test_an_agency_whose_clock_is_ahead_by_a_constant_is_read_as_one_whose_clock_is_right():
-    ahead = dict.fromkeys("abc", 200)
-    answers = live(reader(), lambda step: body_at(step, ahead, 200), range(30))
-    assert [len(events) for events in answers] == [0] + [3] * 29
-    assert all(event["speed"] == KMH for events in answers for event in events)
-
-
 def test_an_old_document_that_comes_late_gives_no_event_and_changes_no_later_one():
     """Each third answer is that of two before, as a second server with an old document gives it."""
     source = reader()
@@ -184,13 +177,6 @@ def test_of_a_stored_snapshot_whose_header_alone_is_ahead_the_vehicles_stay():
     snapshots = stored(bodies)
     assert [len(snapshot.vehicles) for snapshot in snapshots] == [3] * 5
     assert snapshots[2].refused == {}
-
-
-def test_after_several_stored_snapshots_far_ahead_the_next_ones_give_events_with_the_right_speeds():
-    source, body = reader(), skewed_at(range(4, 8), 3000)
-    answers = [source.of_document(snapshot) for snapshot in stored([body(step) for step in range(40)])]
-    assert [len(messages.values) for messages in answers[9:]] == [3] * 31
-    assert all(json.loads(value)["speed"] == KMH for messages in answers[9:] for value in messages.values)
 
 
 @pytest.mark.parametrize("ahead", [90, 240, 299])
