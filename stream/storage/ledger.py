@@ -358,9 +358,9 @@ class Ledger:
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
             paid = "" if start + CHUNK < len(users) or refused else plan
-            pairs = zip(users[part].tolist(), charges[part].tolist(), strict=True)
-            of_users = "".join([f"{user} {charge} " for user, charge in pairs])
-            given = [slot, budget, generation, self.committed, paid, *fixed, of_users]
+            of_users, of_charges = users[part].tolist(), charges[part].tolist()
+            charged = "".join([f"{user} {charge} " for user, charge in zip(of_users, of_charges, strict=True)])
+            given = [slot, budget, generation, self.committed, paid, *fixed, charged]
             try:
                 answer = await run(self._redis, "charge", keys, *given)
             except ResponseError as error:

@@ -180,7 +180,7 @@ async def test_a_window_whose_users_are_spent_elsewhere_again_and_again_is_left_
     assert steps == ["seal", "read", *["plan"] * (PLAN_ATTEMPTS + 1)]
     assert publisher.messages == []
     assert await protocol.ledger.periods() == []
-    await protocol.close(SLOT)
+    await protocol_of(redis, config, publisher).close(SLOT)
     assert publisher.messages
 
 
