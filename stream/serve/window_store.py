@@ -168,7 +168,6 @@ class View:
         self._unmarked: dict[tuple[str, str], WindowView] = {}
         self._unmarked_size = 0
         self.windows: dict[tuple[str, str], WindowView] = {}
-        self._spans: tuple[int, dict[str, tuple[str, str] | None]] = (0, {})
         self.generation = 0
         """How often a window became complete, or a complete one was removed. What was derived from complete windows
         holds while it stays."""
@@ -243,17 +242,9 @@ class View:
         return sorted(windows, key=lambda window: (window.start, window.feed), reverse=True)
 
     def span(self, feed: str) -> tuple[str, str] | None:
-        """Starts of the oldest and the newest complete window of the feed; None if it has none.
-
-        All windows are read once for each generation, not for each call.
-        """
-        if self._spans[0] != self.generation:
-            self._spans = (self.generation, {})
-        spans = self._spans[1]
-        if feed not in spans:
-            starts = [window.start for window in self.windows.values() if window.complete and window.feed == feed]
-            spans[feed] = (min(starts), max(starts)) if starts else None
-        return spans[feed]
+        """Starts of the oldest and the newest complete window of the feed; None if it has none."""
+        starts = [window.start for window in self.windows.values() if window.complete and window.feed == feed]
+        return (min(starts), max(starts)) if starts else None
 
     def find(self, start: str | None, feed: str | None) -> WindowView | None:
         """The window that starts then, or the newest complete one."""

@@ -184,7 +184,7 @@ PUT_TOGETHER = re.compile(
     r"|comparison\.((day|scheduled)\.)?(same|slower|faster|within)|day\.(no|cell)\..+|table\.day\..+"
     r"|(reason|about\.relation|about\.noise|about\.speeds)\..+|limit\..+|(empty|gone|withheld|unknown)\.(title|text)"
     r"|route\.(minutes|speed|now|typical|mean|scheduled|(from|to)(-end)?)|over\.(any|workday|saturday|sunday|weekend)"
-    r"|.+\.value"
+    r"|search\.(area|route|stop|cell)"
 )
 """Keys that the source puts together from parts."""
 

@@ -1,6 +1,6 @@
 /** The card of choices: statistic, colours, kind of value, and the legend. */
 
-import { byId, chip, make, type Mark } from './dom';
+import { byId, chip, make, row, swatch, type Mark } from './dom';
 import { heatLegend } from './heat';
 import type { Page } from './main';
 import { say } from './texts';
@@ -150,16 +150,3 @@ function derived(view: View): HTMLElement[] {
 }
 
 const note = (kind: Mark, text: string) => make('p', { class: 'note' }, chip(kind), ` ${text}`);
-
-const row = (label: string, colour: string) => make('li', {}, swatch(colour, 1), label);
-
-function swatch(colour: string, strength: number): HTMLElement {
-  const special = ['hatch', 'unknown', 'nobody'].includes(colour);
-  const outer = make('span', { class: special ? `swatch ${colour}` : 'swatch', 'aria-hidden': 'true' });
-  if (special) return outer;
-  const inner = make('span');
-  inner.style.backgroundColor = colour;
-  inner.style.opacity = String(strength);
-  outer.append(inner);
-  return outer;
-}

@@ -5,7 +5,7 @@ import * as api from './api';
 import { byId, make } from './dom';
 import type { Page } from './main';
 import { areaText, areaTitle } from './named';
-import { say, type TextKey } from './texts';
+import { say } from './texts';
 import type { View } from './view';
 
 /** A place on the map, and the cell of the places' resolution in which it lies. */
@@ -25,13 +25,6 @@ interface Entry {
   at?: [number, number];
 }
 
-const KINDS: Record<Entry['kind'], TextKey> = {
-  area: 'search.area',
-  route: 'search.route',
-  place: 'search.place',
-  stop: 'search.stop',
-  cell: 'search.cell',
-};
 const MOST = 30;
 
 /** Without accents and capitals, as it is compared. */
@@ -117,7 +110,7 @@ export async function setUpSearch(view: View, page: Page): Promise<void> {
   };
 
   const option = ({ kind, text, target }: Entry, at: number) => {
-    const secondary = kind === 'place' || kind === 'stop' ? `${say(KINDS[kind])} · ${target}` : say(KINDS[kind]);
+    const secondary = kind === 'place' || kind === 'stop' ? `${say(`search.${kind}`)} · ${target}` : say(`search.${kind}`);
     const item = make('li', { role: 'option', id: `found-${at}`, 'aria-selected': 'false' }, make('span', { class: 'name' }, ...(kind === 'area' || kind === 'route' ? areaTitle(target) : [make('bdi', {}, text)])), make('span', { class: 'quiet' }, secondary));
     item.addEventListener('click', () => go(shown[at]!));
     return item;
