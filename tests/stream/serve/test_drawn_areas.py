@@ -20,7 +20,7 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest, window_message
 from stream.serve.city import city
-from stream.serve.parameter_texts import MOST_CORNERS
+from stream.serve.parameters import MOST_CORNERS
 from stream.windows import Window
 from tests.stream.serve.browser import (
     DESKTOP,
