@@ -221,7 +221,7 @@ async def embedded_feed(
 
 
 class EmbeddedSink:
-    """A :class:`stream.sources.live.Sink` that releases a live feed here. This machine's clock decides what is in
+    """A :class:`stream.sources.polling.Sink` that releases a live feed here. This machine's clock decides what is in
     time."""
 
     def __init__(self, config: Config, out: Path, stopping: asyncio.Event) -> None:

@@ -22,8 +22,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
-from stream.diagnosis.reading import Progress, read_messages, read_recording
-from stream.diagnosis.recognition import Accepted, judged
+from stream.diagnosis.reading import Accepted, Progress, judged, read_messages, read_recording
 from stream.diagnosis.refusals import Refusals
 from stream.ingestion.formats import user_field, user_identity
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key

@@ -26,7 +26,8 @@ import h3
 import msgspec
 
 from dpcore.cdf import ONE_SIDED
-from stream.messages.message import ESTIMATED, HEXAGON_SPEED, estimates_of
+from stream.messages.cells import ESTIMATED, estimates_in
+from stream.messages.message import HEXAGON_SPEED
 from stream.messages.shapes import Place, centre_of, geometry_of
 
 Row = dict[str, Any]
@@ -314,7 +315,7 @@ def _row(body: dict[str, Any]) -> Row:
         "schema_version": HEXAGON_SPEED,
     }
     row |= dict.fromkeys(_ESTIMATE)
-    flatten(row, "estimate", estimates_of(body) or {})
+    flatten(row, "estimate", estimates_in(body) or {})
     row |= {"status": body["status"], "excludes": " ".join(body.get("excludes", ())) or None}
     for name, value in body.items():
         if name not in ("window", *row):

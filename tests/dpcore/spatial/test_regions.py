@@ -100,12 +100,6 @@ def test_cells_that_are_not_square_have_a_sensitivity_per_axis():
     assert Footprints.sensitivity(domain, 3.0) == 7 * 3
 
 
-@pytest.mark.parametrize("corners", [[(2.5, 3.5)], [(2.0, 3.0)], [(2.2, 3.2), (2.8, 3.8)], [(2.5, 3.5)] * 5])
-def test_a_point_and_a_flat_hull_are_one_face(corners):
-    totals = Footprints.of(Regions.of_polygons([corners]), grid(6, 6), 1.0).total()
-    assert totals[4, 6] == totals.sum() == 1
-
-
 def test_what_lies_outside_the_box_is_cut_off():
     corners = [(-1.5, -1.5), (-1.5, 1.5), (1.5, -1.5), (1.5, 1.5)]
     far = [(1e12, -1e15), (1e12, 0.0), (-1e300, 5.0)]
@@ -128,21 +122,6 @@ def test_shrinking_bounds_the_diameter_and_keeps_smaller_regions(groups, bound):
     for index in np.flatnonzero(np.array(exact) < bound * 0.999):
         part = slice(regions.start[index], regions.start[index + 1])
         assert (shrunk.x[part] == regions.x[part]).all()
-
-
-def test_extraction_takes_the_nearest_fixes_to_the_densest_place_of_each_user():
-    rng = np.random.default_rng(5)
-    home, work = rng.normal([10, 10], 0.1, (30, 2)), rng.normal([50, 50], 5, (40, 2))
-    other = rng.normal([80, 20], 0.1, (8, 2))
-    points = np.concatenate([work, home, other])
-    user = np.array([7] * 70 + [3] * 8)
-    shuffled = rng.permutation(78)
-    regions = extract_regions(user[shuffled], *points[shuffled].T, nearest=12, bandwidth=0.5)
-    assert regions.user.tolist() == [3, 7]
-    assert np.diff(regions.start).tolist() == [8, 12]
-    assert np.hypot(regions.x[8:] - 10, regions.y[8:] - 10).max() < 1
-    alone = extract_regions(user[user == 7], *points[user == 7].T, nearest=12, bandwidth=0.5)
-    assert sorted(alone.x) == sorted(regions.x[8:]), "nobody else's fixes matter"
 
 
 def test_a_far_fix_moves_a_region_that_is_shrunk_and_not_one_whose_far_fixes_are_discarded():
@@ -236,10 +215,6 @@ def test_only_the_first_regions_of_a_user_count():
     assert regions.at_most(2).user.tolist() == [1, 2, 1]
     assert regions.at_most(1).x.tolist() == regions.x[:6].tolist()
     assert regions.at_most(5) is regions
-
-
-def test_no_region_is_no_footprint():
-    assert Footprints.of(Regions.of_polygons([]), grid(3, 3), 1.0).total().sum() == 0
 
 
 def test_bad_input_is_a_typed_error():
