@@ -18,7 +18,6 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from importlib.util import find_spec
 from itertools import islice
 from typing import IO, Any
 
@@ -162,13 +161,19 @@ def table_of(values: Sequence[bytes], suffix: str) -> bytes:
 
 def require_parquet() -> None:
     """Raise :class:`ParquetMissingError` if pyarrow is not installed."""
-    if not can_write_parquet():
-        raise ParquetMissingError("No module named 'pyarrow'")
+    try:
+        import pyarrow  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ParquetMissingError(str(error)) from None
 
 
 def can_write_parquet() -> bool:
     """Whether pyarrow is installed."""
-    return find_spec("pyarrow") is not None
+    try:
+        require_parquet()
+    except ParquetMissingError:
+        return False
+    return True
 
 
 def _columns(rows: Iterable[Row]) -> list[str]:

@@ -15,7 +15,8 @@ from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import Look, NotSealedError, RowStore
+from stream.storage.row_store import Look, RowStore
+from stream.storage.sealed_rows import NotSealedError
 from stream.windows import read_through, utc_text, watermark
 
 log = structlog.get_logger()
@@ -169,9 +170,9 @@ class RowsOfCluster:
         await self.due.seal(slot)
 
     async def read(self, slot: int, *, positions: bool) -> npt.NDArray[np.void]:
-        """As :meth:`RowStore.read`."""
+        """As :meth:`SealedRows.read`."""
         return await self.due.rows.read(slot, positions=positions)
 
     async def drop_rows(self, slot: int) -> None:
-        """As :meth:`RowStore.drop_rows`."""
+        """As :meth:`SealedRows.drop_rows`."""
         await self.due.rows.drop_rows(slot)
