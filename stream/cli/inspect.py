@@ -84,7 +84,14 @@ def _report(report: Inspection, sources: list[str], config: Path | None, plot: P
     else:
         _print(report, sources, config)
     if plot is not None:
-        _plot(report.seen, report.measures, plot)
+        try:
+            plot.mkdir(parents=True, exist_ok=True)
+            _plot_feed(report.seen, report.measures, plot / "inspection.png")
+        except ImportError:
+            stop("--plot needs matplotlib: pip install 'hexveil[plot]'")
+        except OSError as error:
+            stop(f"{plot}: {error.strerror or error}; name a folder that you may write to")
+        typer.echo(f"{plot / 'inspection.png'} drawn; it is not private", err=True)
 
 
 def _inspected(source: str, limit: int, given: Config | None, config: Path | None) -> Inspection:
@@ -245,18 +252,6 @@ def _plot_feed(seen: Observations, measures: Measures, path: Path) -> None:
         speeds.hist(np.clip(known, 0, top), bins=_BINS, color="steelblue")
     speeds.set(title="reported speeds", xlabel="in the feed's own unit")
     figure.savefig(path)
-
-
-def _plot(seen: Observations, measures: Measures, folder: Path) -> None:
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _plot_feed(seen, measures, folder / "inspection.png")
-    except ImportError:
-        stop("--plot needs matplotlib: pip install 'hexveil[plot]'")
-    except OSError as error:
-        stop(f"{folder}: {error.strerror or error}; name a folder that you may write to")
-    typer.echo(f"{folder / 'inspection.png'} drawn; it is not private", err=True)
 
 
 def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) -> None:

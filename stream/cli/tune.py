@@ -189,14 +189,14 @@ def command(  # noqa: PLR0915
     if isinstance(wanted, DropWant):
         if figure is not None:
             stop("--plot draws wants of a half-width only; leave it out, or see hexveil evaluate --live --plot")
-        search = DropSearch(chosen_file.file, rows, wanted, budget, draws)
         short = {timedelta(minutes=minutes) for minutes in (5, 10, 15, 30)} | {settings.window.slot}
         fit = sorted(slot for slot in short if not settings.privacy.period % slot)
         live = grids[0], grids[1] if slots else fit
         result = _searched(
-            len(live[0]) * len(live[1]) * (len(list(search.ways())) + 1),
             lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, {trial.way}, budget {trial.budget:.3g}",
-            lambda advance: search.run(*live, advance, finest=finest),
+            lambda advance: DropSearch(chosen_file.file, rows, wanted, budget, draws, advance).run(
+                *live, finest=finest
+            ),
         )
         keys = {} if result.chosen is None else result.chosen.keys
         expected = tune_report.expected_of(keys)
@@ -204,7 +204,6 @@ def command(  # noqa: PLR0915
         found, told = result.chosen is not None, partial(print_all, result, wanted, budget)
     else:
         tuning = _searched(
-            _EXPECTED_TRIALS,
             lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, ε {trial.outcome.epsilon:g}",
             lambda advance: Search(settings, rows, wanted, budget, draws, advance).run(*grids, finest=finest),
         )
@@ -280,7 +279,7 @@ def _slots(text: str | None, settings: Config) -> list[timedelta]:
     return sorted(given)
 
 
-def _searched(total: int, described: Callable[[Any], str], run: Callable[[Callable[[Any], None]], T]) -> T:
+def _searched(described: Callable[[Any], str], run: Callable[[Callable[[Any], None]], T]) -> T:
     with progress_bars() as bars:
-        task = bars.add_task("tuning", total=total)
+        task = bars.add_task("tuning", total=_EXPECTED_TRIALS)
         return run(lambda trial: bars.update(task, advance=1, description=described(trial)))

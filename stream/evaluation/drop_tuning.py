@@ -75,26 +75,24 @@ class DropTuning:
 class DropSearch:
     """Trials of one recording. ``file``: the configuration; ``most``: largest budget; ``on_trial``: after each."""
 
-    def __init__(self, file: Path, rows: Rows, want: DropWant, most: float, draws: int) -> None:
-        self._file, self._config, self._want, self._most = file, load_config(file), want, most
-        self._draws, self._recording = draws, Recording(rows)
-        self._trials: list[DropTrial] = []
-        self._on_trial: Callable[[DropTrial], None] = lambda trial: None
-
-    def run(
+    def __init__(
         self,
-        resolutions: Sequence[int],
-        slots: Sequence[timedelta],
+        file: Path,
+        rows: Rows,
+        want: DropWant,
+        most: float,
+        draws: int,
         on_trial: Callable[[DropTrial], None] = lambda trial: None,
-        *,
-        finest: bool = False,
-    ) -> DropTuning:
-        """Search these grids; ``finest``: choose the finest grid that reaches the want, not the cheapest. ``on_trial``:
-        called after each trial.
+    ) -> None:
+        self._file, self._config, self._want, self._most = file, load_config(file), want, most
+        self._draws, self._recording, self._on_trial = draws, Recording(rows), on_trial
+        self._trials: list[DropTrial] = []
+
+    def run(self, resolutions: Sequence[int], slots: Sequence[timedelta], *, finest: bool = False) -> DropTuning:
+        """Search these grids; ``finest``: choose the finest grid that reaches the want, not the cheapest.
 
         Raises :class:`ConfigError` if no grid can be tried at all.
         """
-        self._on_trial = on_trial
         skipped: dict[tuple[Grid, str], str] = {}
         for slot in sorted(slots):
             for resolution in sorted(resolutions):

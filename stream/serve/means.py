@@ -4,7 +4,7 @@ Released estimates as series: the newest ones for Prometheus, and those of a ran
 
 They are what the API says of areas, routes and cells anyway, computed from released messages alone, and no metrics of
 the service: these name nobody and no place (:mod:`stream.serve.metrics`). Who asks chooses which, at most
-:data:`MOST_NAMES`, so the number of series is bounded.
+:data:`stream.serve.parameters.MOST_NAMES`, so the number of series is bounded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from stream.serve.city.combining import combined, inside
 from stream.serve.hexagons import MAX_WAITING, begun_in, bounded, known_area
 from stream.serve.local_time import local_start
 from stream.serve.operations import get
-from stream.serve.parameter_texts import MOST_NAMES
 from stream.serve.responses import JSON, MOST_WAITING, Answers, Problem, Turns, key_of
 from stream.serve.window_store import CloseMarker, View, WindowView, bounds_of, marker_of
 
@@ -199,7 +198,7 @@ class Series:
         if names is not None:
             return [self._one(name) for name in dict.fromkeys(names)]
         areas = (Named(area.kind, area.name, area) for area in self._areas.values())
-        return [Named(ALL, ALL), *areas][:MOST_NAMES]
+        return [Named(ALL, ALL), *areas][: p.MOST_NAMES]
 
     def _one(self, name: str) -> Named:
         if name == ALL:

@@ -192,7 +192,9 @@ def parse_feed(body: bytes) -> tuple[Any, int]:
         else:
             _require(not too_many_entities(body))
             message, unreadable = _of_octets(body)
-            _check_numbered(message)
+            for unknown in UnknownFieldSet(message.header):
+                if unknown.field_number == _INCREMENTALITY:
+                    raise _unknown_incrementality(str(unknown.data))
     except SnapshotError:
         raise
     except (DecodeError, json_format.ParseError, text_format.ParseError, *_UNREADABLE) as error:
@@ -219,16 +221,13 @@ def _of_text(text: str) -> tuple[Any, int]:
         return text_format.Parse(text, message, allow_unknown_field=True), 0
     except text_format.ParseError as error:
         try:
-            message, unreadable = _merged(_blocks(text), _merge_text, "header")
+            merge = partial(text_format.Merge, allow_unknown_field=True)
+            message, unreadable = _merged(_blocks(text), lambda into, part: merge(part, into), "header")
         except text_format.ParseError:
             raise error from None
         if not message.entity:
             raise
         return message, unreadable
-
-
-def _merge_text(into: Any, part: str) -> None:
-    text_format.Merge(part, into, allow_unknown_field=True)
 
 
 Part = TypeVar("Part", bytes, str)
@@ -285,10 +284,9 @@ def _of_tree(tree: Any) -> tuple[Any, int]:
     for entity in entities:
         try:
             json_format.ParseDict({"entity": [entity]}, read := FeedMessage(), ignore_unknown_fields=True)
+            message.MergeFrom(read)
         except (json_format.ParseError, *_UNREADABLE):
             unreadable += 1
-        else:
-            message.MergeFrom(read)
     return message, unreadable
 
 
@@ -315,12 +313,6 @@ def _check_named(tree: Any, message: Any) -> None:
     named = header.get("incrementality") if isinstance(header, dict) else None
     if named is not None and not message.header.HasField("incrementality"):
         raise _unknown_incrementality(str(named))
-
-
-def _check_numbered(message: Any) -> None:
-    for unknown in UnknownFieldSet(message.header):
-        if unknown.field_number == _INCREMENTALITY:
-            raise _unknown_incrementality(str(unknown.data))
 
 
 def _unknown_incrementality(value: str) -> SnapshotError:

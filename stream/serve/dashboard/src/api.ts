@@ -82,22 +82,20 @@ export const travel = async (feed: string, along: Along) =>
 export const travelAddress = (feed: string, along: Along) =>
   `${travelPath(along)}?${new URLSearchParams({ ...travelQuery(feed, along), format: 'csv' })}`;
 
-/** Means over a range; of an area by its name or corners, or of all cells. */
-export const means = (feed: string, over: Over, area: { area?: string; ring?: Position[] } = {}) =>
-  get<MeanList>('api/v1/means', {
-    feed, ...overQuery(over), ...(area.area ? { area: area.area } : {}), ...(area.ring ? { ring: area.ring.flat().join(',') } : {}),
-  });
+/** How the API is told of an area: by its name, or by the longitude and latitude of every corner. */
+type Which = { area: string } | { ring: string };
+
+/** Means over a range, of an area or of all cells. */
+export const means = (feed: string, over: Over, which?: Which) => get<MeanList>('api/v1/means', { feed, ...overQuery(over), ...which });
 
 export const stops = async () => (await get<FeatureCollection<Point, { name: string }>>('api/v1/stops')).features;
 
 export const areas = async () => (await get<{ areas: AreaName[] }>('api/v1/areas')).areas;
 
-export const area = (feed: string, name: string, start: string | undefined) =>
-  get<AreaStatistics>(`api/v1/areas/${encodeURIComponent(name)}`, { feed, ...(start ? { window: start } : {}) });
-
-/** `ring`: longitude and latitude of every corner. */
-export const drawnArea = (feed: string, ring: Position[], start: string | undefined) =>
-  get<AreaStatistics>('api/v1/area', { feed, ring: ring.flat().join(','), ...(start ? { window: start } : {}) });
+export const area = (feed: string, which: Which, start?: string) => {
+  const [path, query] = 'area' in which ? [`api/v1/areas/${encodeURIComponent(which.area)}`, {}] : ['api/v1/area', which];
+  return get<AreaStatistics>(path, { feed, ...query, ...(start ? { window: start } : {}) });
+};
 
 export const history = async (feed: string, cell: string) =>
   (await get<{ releases: Hexagon[] }>(`api/v1/cells/${encodeURIComponent(cell)}`, { feed })).releases;

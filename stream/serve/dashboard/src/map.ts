@@ -32,12 +32,9 @@ import { chosenUnit } from './units';
 import type { Box, Settings } from './types';
 
 const SCALES = { 'km/h': 'metric', mph: 'imperial' } as const;
-/** Pixels of names on the map, and of those on a screen on the wall. */
-const LETTERS = 12;
-const LARGE_LETTERS = 20;
-/** Most pixels of the scale, and of that on a screen on the wall. */
-const LONGEST = 100;
-const LARGE_LONGEST = 260;
+/** Pixels of names on the map, and most of the scale; on a screen on the wall they are larger. */
+const letters = () => (isLarge() ? 20 : 12);
+const longest = () => (isLarge() ? 260 : 100);
 const NOTHING: Ground = { sources: {}, layers: [] };
 
 /** What carries the colours: lines of streets, where there are any, hexagons, or both; or a histogram in their place. */
@@ -123,7 +120,7 @@ export class HexagonMap {
   private isStyled = false;
   private shown: Shown;
   private readonly protocol = new Protocol();
-  private readonly scale = new ScaleControl({ unit: SCALES[chosenUnit()], maxWidth: isLarge() ? LARGE_LONGEST : LONGEST });
+  private readonly scale = new ScaleControl({ unit: SCALES[chosenUnit()], maxWidth: longest() });
 
   constructor(
     container: HTMLElement,
@@ -244,9 +241,8 @@ export class HexagonMap {
   /** What is drawn under the hexagons and over them. Lines lie on them, thin and half transparent, and names on everything; areas under them. */
   private grounds(): { sources: Ground['sources']; under: LayerSpecification[]; over: LayerSpecification[] } {
     const { colours } = this;
-    const letters = isLarge() ? LARGE_LETTERS : LETTERS;
-    const below = this.archive ? streets(this.archive, colours, letters) : NOTHING;
-    const named = this.settings.street_names ? streetNames(colours, letters) : NOTHING;
+    const below = this.archive ? streets(this.archive, colours, letters()) : NOTHING;
+    const named = this.settings.street_names ? streetNames(colours, letters()) : NOTHING;
     const calls = this.settings.network ? stops(colours, this.lines.isShown) : NOTHING;
     return {
       sources: { ...below.sources, ...calls.sources, ...named.sources },
@@ -365,9 +361,8 @@ export class HexagonMap {
     const source = this.source(NUMBERS);
     if (source && (data.features.length || this.hasNumbers)) this.map.change(source, data);
     else if (!source && data.features.length) {
-      const letters = isLarge() ? LARGE_LETTERS : LETTERS;
       this.map.addSource(NUMBERS, { type: 'geojson', data });
-      this.map.addLayer(numbersLayer(this.colours, letters + 1));
+      this.map.addLayer(numbersLayer(this.colours, letters() + 1));
     }
     this.hasNumbers = data.features.length > 0;
   }
@@ -434,7 +429,7 @@ export class HexagonMap {
   /** Redraw in another theme, or with letters of another size. */
   async setTheme(): Promise<void> {
     this.colours = mapColours();
-    this.scale.options.maxWidth = isLarge() ? LARGE_LONGEST : LONGEST;
+    this.scale.options.maxWidth = longest();
     this.setUnit();
     await this.inTurn(() => this.restyle());
     await new Promise((resolve) => this.map.once('idle', resolve));
