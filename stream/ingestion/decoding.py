@@ -8,7 +8,7 @@ bound later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -109,6 +109,14 @@ class Batch:
     reason: NDArray[np.uint8]
     element: NDArray[np.int64]
     messages: int
+
+    def refusals(self, offsets: NDArray[np.int64]) -> Iterator[tuple[Reason, int, int, int, int]]:
+        """Of each reason the first and the last offset, the number of events, and the element of the first.
+        ``offsets``: of the messages, (n,)."""
+        for code in np.unique(self.reason).tolist():
+            chosen = self.reason == code
+            where = offsets[self.refused[chosen]]
+            yield REASONS[code], int(where[0]), int(where[-1]), len(where), int(self.element[chosen][0])
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from importlib.util import find_spec
 from itertools import islice
 from typing import IO, Any
 
@@ -161,19 +162,13 @@ def table_of(values: Sequence[bytes], suffix: str) -> bytes:
 
 def require_parquet() -> None:
     """Raise :class:`ParquetMissingError` if pyarrow is not installed."""
-    try:
-        import pyarrow  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ParquetMissingError(str(error)) from None
+    if not can_write_parquet():
+        raise ParquetMissingError("No module named 'pyarrow'")
 
 
 def can_write_parquet() -> bool:
     """Whether pyarrow is installed."""
-    try:
-        require_parquet()
-    except ParquetMissingError:
-        return False
-    return True
+    return find_spec("pyarrow") is not None
 
 
 def _columns(rows: Iterable[Row]) -> list[str]:

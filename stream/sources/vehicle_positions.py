@@ -284,10 +284,9 @@ def _of_tree(tree: Any) -> tuple[Any, int]:
     for entity in entities:
         try:
             json_format.ParseDict({"entity": [entity]}, read := FeedMessage(), ignore_unknown_fields=True)
+            message.MergeFrom(read)
         except (json_format.ParseError, *_UNREADABLE):
             unreadable += 1
-        else:
-            message.MergeFrom(read)
     return message, unreadable
 
 

@@ -201,8 +201,10 @@ async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(bro
 
 
 @needs_chromium
-async def test_a_place_stop_route_area_and_index_are_found_by_keyboard_and_stay_in_the_address(browser, config):
-    place = f"?area={quote(WEST_SIDE, safe='')}"
+async def test_a_place_stop_route_area_and_index_are_found_by_keyboard_and_stay_in_the_address_and_on_the_map(
+    browser, config
+):
+    place = f"?area={quote(WEST_SIDE, safe='')}#hexagons=on"
     async with page_of(browser, config, window(config, 0), place) as (page, _):
         await expect(page.locator("#details h2")).to_have_text(WEST_SIDE)
         await page.locator("#details-close").click()
@@ -231,6 +233,7 @@ async def test_a_place_stop_route_area_and_index_are_found_by_keyboard_and_stay_
         await expect(page.locator("#search-body")).to_contain_text("Nothing of that name")
         await page.keyboard.press("Escape")
         await expect(page.locator("#search-input")).to_be_hidden()
+        await marks_a_stop(page)
 
 
 async def find(page: Page, key: str, query: str) -> None:
@@ -280,39 +283,41 @@ async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(browser
         assert min(widths) > size["width"] / 12, "no area is a speck"
 
 
+async def marks_a_stop(page: Page) -> None:
+    """A stop that is searched is marked with its name where it is until something else is chosen."""
+    await find(page, "/", STOP)
+    await expect(page.locator("#details code").first).to_have_text(BUSY)
+    await expect(page.locator("#spot")).to_have_text(f"{STOP} lies in this cell.")
+    await expect(page.locator("#status")).to_have_text(f"{STOP} lies in this cell.")
+    mark = page.get_by_role("img", name=STOP)
+    await expect(mark).to_have_text(STOP)
+    box = await mark.bounding_box()
+    assert box is not None
+    (pixel,) = await pixels_of(page, [(CENTRE[0] + STOP_NORTH, CENTRE[1])])
+    assert (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) == pytest.approx(pixel, abs=2)
+    assert await in_sight(page, [pixel]) == [True]
+    inside = sorted(h3.grid_disk(h3.cell_to_center_child(BUSY, 10), 6))
+    patches = [max(map(min, await pixels(page, cell, 1))) for cell in inside[:: len(inside) // 12]]
+    assert sorted(patches)[len(patches) // 2] < 200, "the hexagon is drawn, not the land"
+    await no_violation(page)
+    await find(page, "/", LONELY)
+    await expect(page.locator("#details code").first).to_have_text(LONELY)
+    await expect(mark).to_have_count(0)
+    await find(page, "/", STOP)
+    await expect(mark).to_have_count(1)
+    await find(page, "/", "route 10")
+    await expect(page.locator("#details h2")).to_have_text("Route 10")
+    await expect(mark).to_have_count(0)
+    await find(page, "/", STOP)
+    await page.locator("#details-close").click()
+    await expect(mark).to_have_count(0)
+
+
+@pytest.mark.nightly
 @needs_chromium
-@pytest.mark.parametrize("size", [DESKTOP, nightly(PHONE)], ids=["desktop", "phone"])
-async def test_a_stop_that_is_searched_is_marked_with_its_name_where_it_is_until_something_else_is_chosen(
-    browser, config, size
-):
-    shown = "#hexagons=on"
-    async with page_of(browser, config, window(config, 0), shown, size=size) as (page, _):
-        await find(page, "/", STOP)
-        await expect(page.locator("#details code").first).to_have_text(BUSY)
-        await expect(page.locator("#spot")).to_have_text(f"{STOP} lies in this cell.")
-        await expect(page.locator("#status")).to_have_text(f"{STOP} lies in this cell.")
-        mark = page.get_by_role("img", name=STOP)
-        await expect(mark).to_have_text(STOP)
-        box = await mark.bounding_box()
-        assert box is not None
-        (pixel,) = await pixels_of(page, [(CENTRE[0] + STOP_NORTH, CENTRE[1])])
-        assert (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) == pytest.approx(pixel, abs=2)
-        assert await in_sight(page, [pixel]) == [True]
-        inside = sorted(h3.grid_disk(h3.cell_to_center_child(BUSY, 10), 6))
-        patches = [max(map(min, await pixels(page, cell, 1))) for cell in inside[:: len(inside) // 12]]
-        assert sorted(patches)[len(patches) // 2] < 200, "the hexagon is drawn, not the land"
-        await no_violation(page)
-        await find(page, "/", LONELY)
-        await expect(page.locator("#details code").first).to_have_text(LONELY)
-        await expect(mark).to_have_count(0)
-        await find(page, "/", STOP)
-        await expect(mark).to_have_count(1)
-        await find(page, "/", "route 10")
-        await expect(page.locator("#details h2")).to_have_text("Route 10")
-        await expect(mark).to_have_count(0)
-        await find(page, "/", STOP)
-        await page.locator("#details-close").click()
-        await expect(mark).to_have_count(0)
+async def test_a_stop_that_is_searched_on_a_phone_is_marked_where_it_is(browser, config):
+    async with page_of(browser, config, window(config, 0), "#hexagons=on", size=PHONE) as (page, _):
+        await marks_a_stop(page)
 
 
 @needs_chromium

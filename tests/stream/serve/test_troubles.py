@@ -210,6 +210,8 @@ async def test_a_map_is_called_what_it_is(browser, tmp_path, size, kind):
             await expect(page.locator("#legend", has_text="This map is for what is typical")).to_have_count(
                 int(kind == "typical" and not is_typical)
             )
+        await page.emulate_media(reduced_motion="no-preference")
+        assert await page.evaluate("document.getAnimations().length") == 0, "a page that waits would draw all the time"
         await page.locator("#about-button").click()
         about = page.locator("#about-body", has_text="This map is typical, not live")
         await expect(about).to_have_count(int(kind == "typical"))
