@@ -179,7 +179,7 @@ class Closed:
     async def run(self, slots: list[int]) -> list[CloseReport]:
         """In the place of the closing process."""
         ledger, rows = Ledger.of(self.redis, self.config), MemoryRows({slot: rows_of(self.config, slot) for slot in W})
-        protocol = ReleaseProtocol.connect(statistics_of(self.config), self.redis, rows, ledger, Collected(), Noise())
+        protocol = ReleaseProtocol(statistics_of(self.config), self.redis, rows, ledger, Collected(), Noise())
         for slot in slots:
             error = self.fails.pop(slot, None)
             if isinstance(error, ProcessDiedError):

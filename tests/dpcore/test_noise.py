@@ -159,13 +159,12 @@ def test_intervals_are_the_smallest_that_hold_95_percent():
         assert w == 0 or 1 - 2 * a**w / (1 + a) < 0.95 + 1e-9
 
 
-@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.9875, 0.999])
-def test_intervals_of_gaussians_are_the_smallest_that_hold_their_confidence(confidence):
+def test_intervals_of_gaussians_are_the_smallest_that_hold_95_percent():
     for t, s in [*SCALES, SMALL, (31, 1), (32, 1), (33, 1), (100, 1), (1237, 3), (9999, 1)]:
         x, mass = gaussian_law(t, s)
-        w = float(gaussian_half_width(t, s, confidence))
-        assert mass[np.abs(x) <= w].sum() >= confidence - 1e-9
-        assert w == 0 or mass[np.abs(x) <= w - 1].sum() < confidence + 1e-9
+        w = float(gaussian_half_width(t, s))
+        assert mass[np.abs(x) <= w].sum() >= 0.95 - 1e-9
+        assert w == 0 or mass[np.abs(x) <= w - 1].sum() < 0.95 + 1e-9
     assert gaussian_half_width(np.array([[1, 2**40], [50, 1]])).shape == (2, 2)
 
 
@@ -241,7 +240,6 @@ def test_parameters_out_of_bounds_are_refused_with_a_remedy():
         lambda: noise.discrete_laplace(2**40 + 1, 1, 1),
         lambda: noise.discrete_laplace(1, 0, 1),
         *(lambda t=t, s=s: discrete_gaussian(noise, t, s, 1) for t, s in [(0, 1), (2**40 + 1, 1), (1, 0), (-1, 1)]),
-        lambda: gaussian_half_width(1, 1, 1.0),
         lambda: noise.below(0),
         lambda: noise.exponential(np.array([], dtype=int), 1, 1),
         lambda: noise.exponential(np.array([1]), 1, 1, weights=np.array([0])),

@@ -27,8 +27,8 @@ from stream.diagnosis.columns import guess_fields, paths_of
 from stream.diagnosis.inspection import inspect, suggested_feed
 from stream.diagnosis.live import TopicUnreachableError, newest_messages
 from stream.diagnosis.measures import measure
-from stream.diagnosis.observations import InspectionError, Observations
 from stream.diagnosis.observing import observe_file, observe_messages
+from stream.diagnosis.reading import InspectionError, Observations
 from stream.diagnosis.times import time_form
 from tests.support.builders import SLOT
 from tests.support.feeding import create_topic

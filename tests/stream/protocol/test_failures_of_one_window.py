@@ -26,8 +26,7 @@ from stream.statistics.window_release import WindowStatistics
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, OutOfTurnError
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import ReadThrough, RowStore
-from stream.storage.sealed_rows import NotSealedError
+from stream.storage.row_store import NotSealedError, ReadThrough, RowStore
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, riders_config
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.hourly import BUS

@@ -177,10 +177,13 @@ async def test_a_rule_against_usual_names_what_is_slower_by_more_than_noise_expl
         assert (await client.get("/api/v1/alerts?window=2016-01-01T00:00:00Z")).status == 404
 
 
+def number_of(raw: float, scale: float) -> dict[str, Any]:
+    return {"value": raw, "raw": raw, "scale": scale, "interval": [raw - scale, raw + scale], "unit": "km/h"}
+
+
 def ratio_window(raw: float, count: float, **more: Any) -> WindowView:
     """A window under "participation" of one cell of which a mean and a noisy count of scale 2 were released."""
-    number = {"raw": count, "scale": 2.0}
-    body = {"cell": BUSY, "mean": {"raw": raw, "scale": 0.1}, "users": number} | more
+    body = {"cell": BUSY, "status": "published", "mean": number_of(raw, 0.1), "users": number_of(count, 2.0)} | more
     marker = {"relation": "participation", "clipping": {"lower": 0.0, "upper": 100.0}, "period": {"timezone": "UTC"}}
     made = WindowView("riders", "2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z", complete=True)
     made.cells, made.marker = {BUSY: json.dumps(body).encode()}, json.dumps(marker | more.get("marker", {})).encode()
@@ -199,8 +202,8 @@ def test_under_participation_the_noisy_count_decides_how_sure_a_mean_is(raw, cou
 @pytest.mark.parametrize("raw", [2.0, 12.0, 27.0, 29.9, 31.0, 60.0])
 def test_to_be_above_a_limit_is_to_be_below_it_of_what_is_turned_around(raw, relation):
     """The range is [0, 100]; of 2 and 12 both relations are sure."""
-    of = {"users": 400, "mean": {"raw": raw, "scale": 1.0}} if relation == "values" else {}
-    turned = of | {"mean": {"raw": 100.0 - raw, "scale": 1.0}} if of else {}
+    of = {"users": 400, "mean": number_of(raw, 1.0)} if relation == "values" else {}
+    turned = of | {"mean": number_of(100.0 - raw, 1.0)} if of else {}
     marker = {"marker": {"relation": relation}}
     below = AlertRule(name="low", below=30.0, false_alarms_per_day=0.01)
     above = AlertRule(name="high", above=70.0, false_alarms_per_day=0.01)

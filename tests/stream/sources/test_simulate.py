@@ -195,11 +195,6 @@ def test_parameters_outside_their_bounds_are_refused(changes, message):
         run(**changes)
 
 
-def test_a_share_above_one_is_refused():
-    with pytest.raises(ValueError, match="late"):
-        Faults(late=1.5)
-
-
 @pytest.fixture
 def cli() -> typer.Typer:
     app = typer.Typer()

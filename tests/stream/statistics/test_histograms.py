@@ -133,7 +133,7 @@ def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(tmp_path,
     """
 
     def exact_loss(counts: Counts, due: Due, allowance: Allowance, asked: np.ndarray, memory: object) -> Plan:
-        alone = Due(due.terms.without_histograms(), due.window, due.generation)
+        alone = Due(msgspec.structs.replace(due.terms, histogram=None), due.window, due.generation)
         plan = plan_values(counts, alone, allowance)
         charges = plan.charges
         pays = (charges > 0) & (charges + asked <= allowance.left)

@@ -20,9 +20,9 @@ from dpcore.participation import UNIT, weighed
 from stream.cli import app
 from stream.config import Config, ConfigError
 from stream.config.public_cells import public_cells
+from stream.messages.cells import Clipping, cells_of
 from stream.messages.message import HEXAGON_SPEED
-from stream.serve.city.combining import combined, numbers_of
-from stream.serve.window_store import Clipping
+from stream.serve.city.combining import combined
 from stream.statistics.participation.draw import exact_integers, participation_of
 from stream.statistics.plan import ParticipationPart, Plan, decode_plan, encode_plan
 from stream.statistics.residual_clipping import response_of, with_ranges
@@ -377,7 +377,7 @@ def test_readers_that_combine_cells_see_the_mean_of_a_cell_as_it_was_released(tm
     for number in range(3):
         *_, bodies, memory = release(config, fleet(number, 30.0), memory, SLOT + 3600 * number)
     body = max(bodies, key=lambda body: body["users"]["raw"])
-    (cell,) = numbers_of([json.dumps(body).encode()])
+    (cell,) = cells_of([json.dumps(body).encode()])
     mean = combined([cell], Clipping(0.0, 65.0))["mean"]
     assert mean["raw"] == pytest.approx(body["mean"]["raw"], abs=0.02)
     assert mean["interval"] == pytest.approx(body["mean"]["interval"], abs=0.1)
