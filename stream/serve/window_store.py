@@ -282,9 +282,13 @@ class CloseMarker(msgspec.Struct):
     value: str = SPEED
 
 
+# Made here, because two threads that decode a type for the first time at once crash msgspec.
+_MARKERS = msgspec.json.Decoder(CloseMarker)
+
+
 def marker_of(window: WindowView) -> CloseMarker | None:
     """The window's close marker; None before it arrived."""
-    return None if window.marker is None else msgspec.json.decode(window.marker, type=CloseMarker)
+    return None if window.marker is None else _MARKERS.decode(window.marker)
 
 
 def value_of(window: WindowView) -> str:
