@@ -24,6 +24,8 @@ DEMO := .venv/.demo
 READY := .venv/.ready
 STARTED := $(shell date +%s)
 export PYTHON STARTED KAFKA
+# Else each process of the tests compiles what it imports, and `bytecode` is made anew in every run.
+unexport PYTHONDONTWRITEBYTECODE
 # The tests run node and npm, which are there when the development lock is installed.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # What this machine says about registries and certificates, where Debian's own npm looks for it.
@@ -34,7 +36,7 @@ system-python system-demo system-test:
 	@.ci/prepare $(@:system-%=%)
 ifdef SYSTEM
 # Of `make test`: at the same time as what does not need it.
-jars packages: $(SYSTEM) $(READY)
+jars: $(SYSTEM) $(READY)
 ifneq ($(shell $(PYTHON) -c 'import ensurepip, venv' 2>&1),)
 system-python: $(SYSTEM)
 endif
@@ -59,13 +61,15 @@ jars:
 
 # With it the tests' brokers start in half the processor time.
 classes: jars
-	@$(BIN)/python -m tests.support.broker_classes
+	@test -f .local/kafka/classes.jsa || $(BIN)/python -m tests.support.broker_classes
 
 # Of the JavaScript example, the AsyncAPI validator and the dashboard.
-packages: $(READY)
-	@.ci/step "npm fetches what the JavaScript tests need"
-	@for folder in examples stream/serve/dashboard; do npm ci --silent --prefix $$folder || \
-	  echo "npm could not fetch what $$folder needs: its tests are skipped" >&2; done
+packages: $(patsubst %,%/node_modules/.package-lock.json,examples stream/serve/dashboard)
+
+# npm writes this file last.
+%/node_modules/.package-lock.json: %/package-lock.json | $(SYSTEM) $(READY)
+	@.ci/step "npm fetches what the JavaScript tests of $* need"
+	@npm ci --silent --prefix $* || echo "npm could not fetch what $* needs: its tests are skipped" >&2
 
 # Once, instead of once in each process of the tests. What cannot be collected is told by the tests.
 bytecode: $(READY)

@@ -118,7 +118,7 @@ async def commit(config: Config, url: str) -> tuple[dict[str, float], dict[str, 
     async with Redis.from_url(url) as redis:
         ledger = Ledger(redis, config.feed.name)
         await ledger.start_generation(birth=0)
-        protocol = ReleaseProtocol.connect(
+        protocol = ReleaseProtocol(
             statistics_of(config), redis, RowStore.of(redis, config), ledger, _Nowhere(), Noise(), after_step=done
         )
         await protocol.commit(SLOT)

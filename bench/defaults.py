@@ -110,7 +110,6 @@ def _figures(every: Leading, windows: int) -> Figures:
     figures: Figures = {
         "events_useful_percent": 100 * every.share_within(HALF_WIDTH),
         "covers_events_percent": 100 * every.covered(),
-        "covers_own_events_percent": 100 * every.own_covered(),
         "covers_cells_percent": 100 * every.cells_covered(),
         "cells_per_window": len(every.reach) / windows,
         "median_cell_km_h": float(np.median(reach)) if len(reach) else None,

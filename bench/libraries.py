@@ -63,7 +63,7 @@ def run(quick: bool) -> dict[str, Any]:
         _hexveil(
             folder, "simulate", "--vehicles", str(sizes.vehicles), "--start", START, "--duration", "1h", "--pace",
             "max",
-            "--late", "0", "--duplicate", "0", "--garbage", "0", "--out", str(file),
+            "--clean", "--out", str(file),
         )  # fmt: skip
         fixes = read(file)
         peers: dict[str, Callable[[], dict[str, float]]] = {

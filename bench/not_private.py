@@ -15,7 +15,7 @@ import numpy as np
 from dpcore.arrays import FloatArray
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, IntGrid, cuts
-from dpcore.spatial.e2epriv import E2EPriv, in_blocks
+from dpcore.spatial.e2epriv import E2EPriv
 from dpcore.spatial.grids import noisy_grid
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import Rectangles, answer
@@ -49,4 +49,4 @@ def best_non_private(mechanism: E2EPriv, counts: IntGrid, domain: Domain) -> Unr
     size = max(mechanism.sizes)
     x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
     image = image_of(counts)[np.ix_(x_edges, y_edges)]
-    return Unreleasable(size, lambda rectangles: answer(image, in_blocks(rectangles, x_edges, y_edges)))
+    return Unreleasable(size, lambda rectangles: answer(image, rectangles.in_blocks(x_edges, y_edges)))

@@ -22,11 +22,12 @@ from bench.recordings import absent, path_of_day, recordings
 from bench.spatial import GRIDS, mechanisms, path_of, tuning_queries
 from dpcore.arrays import FloatArray
 from dpcore.noise import Noise
-from dpcore.spatial import Domain, E2EPriv, Histogram, Rectangles, SparseHierarchy, SpatialMechanism
+from dpcore.spatial import Domain, E2EPriv, Rectangles, SparseHierarchy, SpatialMechanism
 from dpcore.spatial.euler import Euler, EulerHistogram
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 from dpcore.spatial.regions import Footprints, Regions
+from dpcore.spatial.release import Released
 from stream.config.section import BoundingBox
 from stream.sources.network import Fleet, build_network
 
@@ -134,7 +135,7 @@ def chosen(ranges: Rectangles, truth: FloatArray, most: int) -> Rectangles:
     return Rectangles(ranges.x0[at], ranges.x1[at], ranges.y0[at], ranges.y1[at])
 
 
-def tally(histogram: Histogram, ranges: Rectangles, truth: FloatArray) -> dict[str, list[tuple[int, int, float]]]:
+def tally(histogram: Released, ranges: Rectangles, truth: FloatArray) -> dict[str, list[tuple[int, int, float]]]:
     """Class -> (ranges, held, median width); nothing for a histogram without intervals."""
     intervals = histogram.intervals(ranges)
     if intervals is None:
@@ -165,7 +166,7 @@ def measure(grids: list[Counts], epsilon: float, sizes: Sizes) -> dict[str, dict
             domain, image = Domain.unit_cells(*counts.shape), image_of(counts)
             ranges = candidates(counts, rng)
             ranges = chosen(ranges, answer(image, ranges), sizes.ranges)
-            drawn: dict[str, tuple[Histogram, Rectangles, FloatArray]] = {
+            drawn: dict[str, tuple[Released, Rectangles, FloatArray]] = {
                 name: (mechanism.fit(counts, domain, micro, Noise()), ranges, answer(image, ranges))
                 for name, mechanism in all_of.items()
             }
@@ -177,9 +178,7 @@ def measure(grids: list[Counts], epsilon: float, sizes: Sizes) -> dict[str, dict
     return result
 
 
-def regions(
-    counts: Counts, micro: int, rng: np.random.Generator, most: int
-) -> tuple[Histogram, Rectangles, FloatArray]:
+def regions(counts: Counts, micro: int, rng: np.random.Generator, most: int) -> tuple[Released, Rectangles, FloatArray]:
     """Euler's histogram of triangles two cells wide around the points, ranges of its cells and their true answers."""
     x, y = np.repeat(np.array(np.nonzero(counts)), counts[counts > 0], axis=1).astype(float)
     corners = np.stack([x, y], axis=1)[:, None, :] + np.array([[0.0, 0.0], [1.9, 0.0], [0.0, 1.9]])

@@ -24,7 +24,7 @@ from stream.ingestion.pseudonyms import load_user_key
 from stream.local import KafkaServer, RedisServer
 from stream.messages.topics import create_topics
 from stream.sources.fix_memory import fix_memory
-from stream.sources.live import KafkaSink
+from stream.sources.polling import KafkaSink
 from stream.sources.vehicle_positions import GtfsRealtime
 
 FULL, QUICK = 50, 3

@@ -11,7 +11,7 @@ import scipy
 
 from dpcore.arrays import FloatArray, IdArray
 from dpcore.errors import ParameterError
-from dpcore.interval_calibration import USUAL, Calibration
+from dpcore.interval_calibration import QUIET, USUAL, Calibration
 
 HOURS_OF_DAY = 24
 """Entries of the daily profile of the area's level."""
@@ -28,7 +28,8 @@ class Dynamics:
     is the cell's own. ``shared``: of the deviation of one window, correlated like the field; ``passing``: of the cell's
     own deviation, which fades to 1/e in ``passing_hours``. After ``memory_hours`` the past of a cell has faded to 1/e.
     ``event``: of one event around its user's mean in the cell; ``user``: of the latter around the cell's mean.
-    ``usual``: by which factors such models usually are off (:data:`dpcore.interval_calibration.USUAL`).
+    ``usual``: by which factor such models usually are off (:data:`dpcore.interval_calibration.USUAL`); ``quiet``: of
+    how far a cell lies apart, for intervals alone (:func:`dpcore.interval_calibration.apart`).
     """
 
     level: float = 1 / 3
@@ -46,7 +47,8 @@ class Dynamics:
     passing_hours: float = 1.5
     event: tuple[float, ...] = (0.2, 0.35)
     user: float = 0.15
-    usual: tuple[float, ...] = USUAL
+    usual: float = USUAL
+    quiet: float = QUIET
 
 
 @dataclass(frozen=True)

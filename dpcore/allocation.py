@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,45 +23,6 @@ from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.budget import MICRO
 from dpcore.contributions import Counts
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
-
-_Kept = TypeVar("_Kept")
-
-
-class Recent(Generic[_Kept]):
-    """At most ``count`` results of at most ``size`` bytes together; those asked for longest ago go first.
-
-    Threads may share it: two that ask for the same at once both compute it.
-    """
-
-    def __init__(self, count: int, size: int) -> None:
-        self._count, self._size = count, size
-        self._kept: dict[bytes, tuple[_Kept, int]] = {}
-
-    def get(self, key: bytes, compute: Callable[[], tuple[_Kept, int]]) -> _Kept:
-        """The result of ``key``: ``compute`` gives it, and its bytes, unless it is kept."""
-        entry = self._kept.pop(key, None) or compute()
-        self._kept[key] = entry
-        self._forget()
-        return entry[0]
-
-    def _forget(self) -> None:
-        kept = list(self._kept.items())
-        total = sum(size for _, (_, size) in kept)
-        for position, (key, (_, size)) in enumerate(kept):
-            if total <= self._size and len(kept) - position <= self._count:
-                return
-            self._kept.pop(key, None)
-            total -= size
-
-
-def key_of(*columns: npt.NDArray[Any], **numbers: float) -> bytes:
-    """A digest of columns, with their types and lengths, and of numbers: equal only for equal ones."""
-    digest = hashlib.blake2b(digest_size=32)
-    digest.update(repr([(column.dtype.str, column.shape) for column in columns] + sorted(numbers.items())).encode())
-    for column in columns:
-        digest.update(np.ascontiguousarray(column).data)
-    return digest.digest()
-
 
 Positions = npt.NDArray[np.integer[Any]]
 
@@ -382,20 +343,27 @@ class _Solution(NamedTuple):
     bound: float
 
 
-_recent: Recent[_Solution] = Recent(count=64, size=2**24)
+_recent: dict[bytes, _Solution] = {}
 """Planning a window asks for one program up to three times: before merging, without and with clipped samples."""
+_MOST_RECENT = 8
 
 
 def _solved(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max_iterations: int) -> _Solution:
-    """What :func:`_solve` gives, computed once; nobody may write to its scales."""
-
-    def compute() -> tuple[_Solution, int]:
-        solution = _solve(sensitivities, beta, tolerance, max_iterations)
-        solution.scales.flags.writeable = False
-        return solution, solution.scales.nbytes
-
+    """What :func:`_solve` gives, computed once; nobody may write to its scales. Threads that ask for the same at once
+    both compute it.
+    """
     columns = (sensitivities.row, sensitivities.user, sensitivities.delta, sensitivities.weight, beta)
-    return _recent.get(key_of(*columns, tolerance=tolerance, iterations=max_iterations), compute)
+    digest = hashlib.blake2b(repr([(column.dtype.str, column.shape) for column in columns]).encode(), digest_size=32)
+    digest.update(repr((tolerance, max_iterations)).encode())
+    for column in columns:
+        digest.update(np.ascontiguousarray(column).data)
+    key = digest.digest()
+    solution = _recent.pop(key, None) or _solve(sensitivities, beta, tolerance, max_iterations)
+    solution.scales.flags.writeable = False
+    _recent[key] = solution
+    for longest_ago in list(_recent)[:-_MOST_RECENT]:
+        _recent.pop(longest_ago, None)
+    return solution
 
 
 def _matrix(sensitivities: Sensitivities, rows: IntArray, beta: FloatArray) -> scipy.sparse.csr_matrix:

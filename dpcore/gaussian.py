@@ -8,15 +8,13 @@ an accepted proposal has exactly the law ∝ exp(−y²/(2σ²)). Integers and r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy
 
 from dpcore._whole_numbers import whole_numbers
 from dpcore.arrays import BoolArray, FloatArray, IntArray
-from dpcore.errors import ParameterError
 from dpcore.noise import Noise
+from dpcore.scales import NoiseScales
 
 
 def half_square_fraction(noise: Noise, r: IntArray, t: IntArray) -> BoolArray:
@@ -35,36 +33,17 @@ def half_square_fraction(noise: Noise, r: IntArray, t: IntArray) -> BoolArray:
     return accepted
 
 
-@dataclass(frozen=True)
-class GaussianScales:
-    """Scales σ = ``numerator``/``denominator`` of discrete Gaussian noise, one for each released integer; any shape.
+class GaussianScales(NoiseScales):
+    """Scales σ of discrete Gaussian noise."""
 
-    A numerator of 0 stands for an integer that nobody can move: it gets no noise.
-    """
+    def _drawn(self, noise: Noise, t: IntArray, s: IntArray) -> IntArray:
+        return discrete_gaussian(noise, t, s)
 
-    numerator: IntArray
-    denominator: IntArray
-
-    def draw(self, noise: Noise) -> IntArray:
-        """Exact noise of every scale, in one batch and in order; 0 where nobody can move the integer."""
-        drawn = np.zeros(self.numerator.shape, dtype=np.int64)
-        hidden = self.numerator > 0
-        drawn[hidden] = discrete_gaussian(noise, self.numerator[hidden], self.denominator[hidden])
-        return drawn
-
-    @property
-    def values(self) -> FloatArray:
-        """σ, for reports, intervals and predictions; never for drawing."""
-        return np.asarray(self.numerator / np.maximum(self.denominator, 1))
-
-    def half_widths(self, confidence: float = 0.95) -> FloatArray:
-        """Smallest integer w with P(|noise| <= w) >= ``confidence``; 0 where there is no noise."""
-        widths = np.zeros(self.numerator.shape)
-        hidden = self.numerator > 0
-        widths[hidden] = gaussian_half_width(self.numerator[hidden], self.denominator[hidden], confidence)
-        return widths
+    def _reach(self, t: IntArray, s: IntArray) -> FloatArray:
+        return gaussian_half_width(t, s)
 
 
+_HELD = 0.95
 _SUMMED_UP_TO = 32.0
 """Scales below have their interval from the sum itself, others from its Euler–Maclaurin expansion (error < 1e-8)."""
 
@@ -109,32 +88,28 @@ def bernoulli_exp_half_square(noise: Noise, numerator: IntArray, denominator: In
     return accepted
 
 
-def gaussian_half_width(
-    numerator: int | IntArray, denominator: int | IntArray = 1, confidence: float = 0.95
-) -> FloatArray:
-    """Smallest integer w with P(|X| <= w) >= ``confidence`` for discrete Gaussian noise of scale σ = t/s, in quanta."""
-    if not 0 < confidence < 1:
-        raise ParameterError(f"confidence {confidence} is outside (0, 1); 0.95 is usual")
+def gaussian_half_width(numerator: int | IntArray, denominator: int | IntArray = 1) -> FloatArray:
+    """Smallest integer w with P(|X| <= w) >= 0.95 for discrete Gaussian noise of scale σ = t/s, in quanta."""
     sigma = np.asarray(np.asarray(numerator, dtype=np.float64) / np.asarray(denominator, dtype=np.float64))
     distinct, which = np.unique(sigma.ravel(), return_inverse=True)
     widths = np.empty(len(distinct))
     small = distinct < _SUMMED_UP_TO
-    widths[small] = [_summed_width(float(scale), confidence) for scale in distinct[small]]
-    widths[~small] = _expanded_width(distinct[~small], confidence)
+    widths[small] = [_summed_width(float(scale)) for scale in distinct[small]]
+    widths[~small] = _expanded_width(distinct[~small])
     return np.asarray(widths[which].reshape(sigma.shape))
 
 
-def _summed_width(sigma: float, confidence: float) -> float:
+def _summed_width(sigma: float) -> float:
     x = np.arange(int(40 * sigma) + 40)
     mass = np.exp(-0.5 * (x / sigma) ** 2)
     mass[1:] *= 2
-    return float(np.searchsorted(np.cumsum(mass), confidence * mass.sum() * (1 - 1e-12)))
+    return float(np.searchsorted(np.cumsum(mass), _HELD * mass.sum() * (1 - 1e-12)))
 
 
-def _expanded_width(sigma: FloatArray, confidence: float) -> FloatArray:
+def _expanded_width(sigma: FloatArray) -> FloatArray:
     """Least w whose tail Σ_{x>w} exp(−x²/2σ²) = ∫_{w+½} + f′(w+½)/24 + O(σ⁻³·f) is small enough."""
-    tail = (1 - confidence) / 2 * np.sqrt(2 * np.pi) * sigma
-    width: FloatArray = np.maximum(np.floor(sigma * scipy.special.ndtri((1 + confidence) / 2) - 0.5) - 1, 0.0)
+    tail = (1 - _HELD) / 2 * np.sqrt(2 * np.pi) * sigma
+    width: FloatArray = np.maximum(np.floor(sigma * scipy.special.ndtri((1 + _HELD) / 2) - 0.5) - 1, 0.0)
     for _ in range(4):
         edge = (width + 0.5) / sigma
         beyond = sigma * np.sqrt(2 * np.pi) * scipy.special.ndtr(-edge) - edge / sigma * np.exp(-0.5 * edge**2) / 24

@@ -419,13 +419,9 @@ class Noise:
         return result
 
 
-def interval_half_width(
-    numerator: int | IntArray, denominator: int | IntArray = 1, confidence: float = 0.95
-) -> FloatArray:
-    """Smallest integer w with P(|X| <= w) >= ``confidence`` for discrete Laplace noise of scale t/s, in quanta."""
-    if not 0 < confidence < 1:
-        raise ParameterError(f"confidence {confidence} is outside (0, 1); 0.95 is usual")
+def interval_half_width(numerator: int | IntArray, denominator: int | IntArray = 1) -> FloatArray:
+    """Smallest integer w with P(|X| <= w) >= 0.95 for discrete Laplace noise of scale t/s, in quanta."""
     b = np.asarray(numerator, dtype=np.float64) / np.asarray(denominator, dtype=np.float64)
     # P(|X| > w) = 2·a^(w+1)/(1+a) with a = exp(-1/b).
-    tail = (1.0 - confidence) * (1.0 + np.exp(-1.0 / b)) / 2.0
+    tail = (1.0 - 0.95) * (1.0 + np.exp(-1.0 / b)) / 2.0
     return np.asarray(np.maximum(np.ceil(-b * np.log(tail) - 1.0 - 1e-9), 0.0))

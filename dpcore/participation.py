@@ -296,37 +296,18 @@ def area_integers(layout: Layout, kept: Contributions) -> IntArray:
 
 
 def draw(
-    layout: Layout, exact: IntArray, scales: tuple[IntArray, IntArray], gaussian: bool, noise: Noise
-) -> FloatArray:
-    """The ``exact`` integers (R, C) plus noise of the parts' ``scales``, in one batch; in full weights, shape (R,
-    C)."""
-    t, s = _scales_of_cells(layout, exact, scales)
-    return _noisy(exact, t, s, gaussian, noise)
-
-
-def draw_with_area(
     layout: Layout, exact: IntArray, area: IntArray, scales: tuple[IntArray, IntArray], gaussian: bool, noise: Noise
 ) -> tuple[FloatArray, FloatArray]:
-    """The same and the integers of the ``area``, (2,), plus noise of the last of the ``scales``: shapes (R, C) and
-    (2,)."""
-    t, s = (
-        np.append(of_cells, np.full(len(area), column[-1]))
-        for of_cells, column in zip(_scales_of_cells(layout, exact, scales), scales, strict=True)
-    )
-    noisy = _noisy(np.append(exact, area), t, s, gaussian, noise)
-    return noisy[: exact.size].reshape(exact.shape), noisy[exact.size :]
-
-
-def _scales_of_cells(layout: Layout, exact: IntArray, scales: tuple[IntArray, IntArray]) -> tuple[IntArray, IntArray]:
-    """(t, s) of every number of every cell, (R, C) each."""
+    """The ``exact`` integers (R, C), and those of the ``area``, (2,) or none, plus noise of the parts' ``scales``, of
+    which the last is the area's, in one batch; in full weights, shapes (R, C) and (2,) or none."""
     part = np.repeat(np.arange(len(layout.rows)), layout.rows)
-    t, s = (np.broadcast_to(column[part][:, None], exact.shape) for column in scales)
-    return t, s
-
-
-def _noisy(exact: IntArray, t: IntArray, s: IntArray, gaussian: bool, noise: Noise) -> FloatArray:
+    t, s = (
+        np.append(np.broadcast_to(column[part][:, None], exact.shape), np.full(len(area), column[-1]))
+        for column in scales
+    )
     drawn = discrete_gaussian(noise, t, s) if gaussian else noise.discrete_laplace(t, s)
-    return np.asarray((exact + drawn) / UNIT)
+    noisy = np.asarray((np.append(exact, area) + drawn) / UNIT)
+    return noisy[: exact.size].reshape(exact.shape), noisy[exact.size :]
 
 
 def pair_weights(counts: Counts, weight: Weight) -> IntArray:

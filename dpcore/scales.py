@@ -5,6 +5,7 @@ All mechanisms plan their scales and draw from them here, and share the checks o
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -19,8 +20,8 @@ from dpcore.noise import MAX_SCALE_NUMERATOR, Noise, interval_half_width
 
 
 @dataclass(frozen=True)
-class LaplaceScales:
-    """Scales b = ``numerator``/``denominator`` of discrete Laplace noise, one for each released integer; any shape.
+class NoiseScales(ABC):
+    """Scales ``numerator``/``denominator`` of exact noise, one for each released integer; any shape.
 
     A numerator of 0 stands for an integer that nobody can move: it gets no noise.
     """
@@ -28,24 +29,40 @@ class LaplaceScales:
     numerator: IntArray
     denominator: IntArray
 
+    @abstractmethod
+    def _drawn(self, noise: Noise, t: IntArray, s: IntArray) -> IntArray: ...
+
+    @abstractmethod
+    def _reach(self, t: IntArray, s: IntArray) -> FloatArray: ...
+
     def draw(self, noise: Noise) -> IntArray:
         """Exact noise of every scale, in one batch and in order; 0 where nobody can move the integer."""
         drawn = np.zeros(self.numerator.shape, dtype=np.int64)
         hidden = self.numerator > 0
-        drawn[hidden] = noise.discrete_laplace(self.numerator[hidden], self.denominator[hidden])
+        drawn[hidden] = self._drawn(noise, self.numerator[hidden], self.denominator[hidden])
         return drawn
 
     @property
     def values(self) -> FloatArray:
-        """b, for reports, intervals and predictions; never for drawing."""
+        """The scales, for reports, intervals and predictions; never for drawing."""
         return np.asarray(self.numerator / np.maximum(self.denominator, 1))
 
-    def half_widths(self, confidence: float = 0.95) -> FloatArray:
-        """Smallest integer w with P(|noise| <= w) >= ``confidence``; 0 where there is no noise."""
+    def half_widths(self) -> FloatArray:
+        """Smallest integer w with P(|noise| <= w) >= 0.95; 0 where there is no noise."""
         widths = np.zeros(self.numerator.shape)
         hidden = self.numerator > 0
-        widths[hidden] = interval_half_width(self.numerator[hidden], self.denominator[hidden], confidence)
+        widths[hidden] = self._reach(self.numerator[hidden], self.denominator[hidden])
         return widths
+
+
+class LaplaceScales(NoiseScales):
+    """Scales b of discrete Laplace noise."""
+
+    def _drawn(self, noise: Noise, t: IntArray, s: IntArray) -> IntArray:
+        return noise.discrete_laplace(t, s)
+
+    def _reach(self, t: IntArray, s: IntArray) -> FloatArray:
+        return interval_half_width(t, s)
 
 
 def noise_ratio(sensitivity: int, epsilon_micro: int) -> tuple[int, int]:

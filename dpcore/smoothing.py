@@ -27,7 +27,7 @@ from dpcore._smoothing_fit import MOST_INFORMATIVE, Posterior, Window, averaged,
 from dpcore._smoothing_model import HOURS_OF_DAY, AreaMean, Dynamics, Releases, SmoothingState
 from dpcore.arrays import FloatArray, IdArray, IntArray
 from dpcore.errors import ParameterError
-from dpcore.interval_calibration import Calibration, Observed, class_of
+from dpcore.interval_calibration import Calibration, Observed, apart, class_of
 
 __all__ = [
     "FORGOTTEN",
@@ -97,7 +97,8 @@ def smooth(
     window = Window.of(past, releases, _recalled(state, hours, hour_of_day), upper, d)
     priors = priors_of(window, d)
     posterior, prediction = averaged(fits_of(window, priors, d), d)
-    observed = Observed(releases.means, releases.scales, releases.events, releases.normal)
+    away = apart(releases.events, d.quiet, upper)
+    observed = Observed(releases.means, releases.scales, releases.events, releases.normal, away)
     calibration = past.calibration.after(prediction, observed)
     profile, profile_variance = past.profile.copy(), past.profile_variance.copy()
     profile[hour_of_day], profile_variance[hour_of_day] = posterior.trend[0], posterior.trend_covariance[0, 0]
@@ -155,7 +156,9 @@ def foretell(
     window = Window.of(past, nothing, _recalled(state, hours, hour_of_day), upper, d)
     posterior, _ = averaged(fits_of(window, priors_of(window, d), d), d)
     factors = past.calibration.factors[class_of(at.events)]
-    return Foretold(np.clip(posterior.value, 0.0, upper), np.sqrt(posterior.variance * factors))
+    return Foretold(
+        np.clip(posterior.value, 0.0, upper), np.sqrt(posterior.variance * factors + apart(at.events, d.quiet, upper))
+    )
 
 
 def _recalled(state: SmoothingState | None, hours: float, hour_of_day: int) -> int | None:

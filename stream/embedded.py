@@ -30,7 +30,7 @@ from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.diagnosis.reading import ageless
-from stream.ingestion.decoding import REASONS, Batch, Decoder
+from stream.ingestion.decoding import Batch, Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import die_with_parent
 from stream.logs import configure_logs
@@ -144,15 +144,9 @@ class EmbeddedFeed:
     def _report_rejected(self, batch: Batch, offsets: NDArray[np.int64]) -> None:
         if self._config.relation == NeighbouringRelation.PARTICIPATION:
             return  # as in the worker: it is private how much arrived
-        for code in np.unique(batch.reason).tolist():
-            chosen = batch.reason == code
-            where, element = offsets[batch.refused[chosen]], int(batch.element[chosen][0])
-            first, last = int(where[0]), int(where[-1])
-            topic, number = PARTITION.split("/")
-            name = self._config.feed.name
-            self._report(
-                rejected_message(name, REASONS[code].value, topic, int(number), first, last, len(where), element)
-            )
+        topic, number = PARTITION.split("/")
+        for reason, *where in batch.refusals(offsets):
+            self._report(rejected_message(self._config.feed.name, reason.value, topic, int(number), *where))
 
     async def due_slots(self) -> list[int]:
         """Slots that take no more events and are neither released nor set aside, oldest first."""
@@ -227,7 +221,7 @@ async def embedded_feed(
 
 
 class EmbeddedSink:
-    """A :class:`stream.sources.live.Sink` that releases a live feed here. This machine's clock decides what is in
+    """A :class:`stream.sources.polling.Sink` that releases a live feed here. This machine's clock decides what is in
     time."""
 
     def __init__(self, config: Config, out: Path, stopping: asyncio.Event) -> None:
@@ -294,7 +288,7 @@ async def _close(config: Config, slot: int, out: Path) -> None:
     async with redis_client(config.redis) as redis:
         with out.open("a", encoding="utf-8") as lines:
             rows, ledger, publisher = RowStore.of(redis, config), Ledger.of(redis, config), LinePublisher(lines)
-            await ReleaseProtocol.connect(
+            await ReleaseProtocol(
                 statistics_of(config), redis, rows, ledger, publisher, Noise(), signer_of(config)
             ).close(slot)
 

@@ -22,8 +22,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
-from stream.diagnosis.reading import Progress, read_messages, read_recording
-from stream.diagnosis.recognition import Accepted, judged
+from stream.diagnosis.reading import Accepted, Progress, judged, read_messages, read_recording
 from stream.diagnosis.refusals import Refusals
 from stream.ingestion.formats import user_field, user_identity
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
@@ -198,12 +197,6 @@ async def claim_feed(config: Config, redis: Redis, fingerprint: str, file_format
     return ledger
 
 
-async def _state_budget(config: Config, redis: Redis) -> None:
-    """Also a higher one than before: this Redis runs for one replay alone, so no worker with a lower budget uses it."""
-    if (shared := SharedLedger.of(redis, config)) is not None:
-        await shared.state_budget(config.privacy.ledger_budget)
-
-
 async def _close_each(protocol: ReleaseProtocol, slots: list[int]) -> int:
     """Close ``slots``, oldest first; what fails for its content is set aside. Returns how many were released before."""
     already, store = 0, protocol.store
@@ -234,11 +227,13 @@ async def _release(
     try:
         fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
         ledger = await claim_feed(config, redis, fingerprint, file_format)
-        await _state_budget(config, redis)
+        # Also a higher one than before: this Redis runs for one replay alone, so no worker with a lower one uses it.
+        if (shared := SharedLedger.of(redis, config)) is not None:
+            await shared.state_budget(config.privacy.ledger_budget)
         publisher = LinePublisher(out)
         rows = MemoryRows(dict(by_slot))
         refused: Counter[str] = Counter()
-        protocol = ReleaseProtocol.connect(
+        protocol = ReleaseProtocol(
             statistics_of(config),
             redis,
             rows,

@@ -262,11 +262,6 @@ class HistogramTerms(Struct, frozen=True):
         """Arguments of a mechanism other than its defaults."""
         return dict(dict(self.given).get(mechanism, ()))
 
-    @property
-    def declares_regions(self) -> bool:
-        """Whether users declare the regions that are counted."""
-        return self.regions is not None and self.regions.origin == "declared"
-
 
 class Reading(Struct, frozen=True):
     """How the rows of a window are read: which fixes are refused, what of a user counts, to what values are clipped.
@@ -341,18 +336,15 @@ class Terms(Struct, frozen=True):
     def reading(self) -> Reading:
         """How the rows of a window are read under these terms."""
         histogram = self.histogram
+        regions = None if histogram is None else histogram.regions
         return Reading(
             upper_quanta=self.speed.upper_quanta,
             lower_quanta=self.value.lower_quanta,
             limits=self.limits,
             rules=self.rules,
             box=None if histogram is None else histogram.box,
-            declared=histogram is not None and histogram.declares_regions,
+            declared=regions is not None and regions.origin == "declared",
         )
-
-    def without_histograms(self) -> Terms:
-        """The terms of a window that releases no histograms."""
-        return msgspec.structs.replace(self, histogram=None)
 
     def releasing(self, statistics: tuple[str, ...]) -> Terms:
         """The terms of a window that releases these ``statistics`` of speed only."""

@@ -24,9 +24,8 @@ from bench.fuzzing.snapshots import stored_snapshot
 from stream.config import Config, ConfigError, find_config, load_config
 from stream.config.search import template
 from stream.diagnosis.inspection import Inspection, configuration, inspect
-from stream.diagnosis.observations import InspectionError
 from stream.diagnosis.observing import observe_file
-from stream.diagnosis.reading import read_recording
+from stream.diagnosis.reading import InspectionError, read_recording
 from stream.diagnosis.snapshots import read_snapshots
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.local import REPO_ROOT

@@ -16,8 +16,8 @@ from bench.fuzzing.mutation import Mutator
 from bench.fuzzing.siri import siri_document
 from bench.fuzzing.snapshots import stored_snapshot
 from stream.diagnosis.inspection import inspect
-from stream.diagnosis.observations import InspectionError
 from stream.diagnosis.observing import observe_file
+from stream.diagnosis.reading import InspectionError
 from stream.sources.lines import RecordingError
 
 _LIMIT = 200

@@ -15,7 +15,7 @@ from bench.fuzzing.messages import NOW_US, feed_config
 from bench.fuzzing.mutation import TEXTS, Mutator
 from stream.diagnosis.reading import read_recording
 from stream.sources.lines import RecordingError
-from stream.sources.opening import open_recording
+from stream.sources.recording import open_recording
 
 _ROWS, _FILES = 24, 12
 _SOUND: dict[str, tuple[pa.DataType, Any]] = {

@@ -12,12 +12,11 @@ from typing import Any
 from bench.fuzzing.hunting import FolderTarget, Hunt
 from bench.fuzzing.messages import NOW_US, feed_config, sound_event
 from bench.fuzzing.mutation import Mutator
-from stream.diagnosis.recognition import recognised
+from stream.diagnosis.reading import recognised
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.sources.lines import RecordingError
-from stream.sources.recording import Recording
-from stream.sources.replay import in_time_order
+from stream.sources.recording import Recording, in_time_order
 
 _SOUND, _MUTATED, _FILES = 8, 24, 6
 _CELLS = (

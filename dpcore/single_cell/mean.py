@@ -87,43 +87,34 @@ def _pooled(upper: int, samples: IntArray, retained: IntArray, epsilon_micro: in
     return MeanPlan(samples, retained, n, sensitivities, t, s, losses(sensitivities, t, s), bias, usual)
 
 
-def _release_pooled(upper: int, values: IntArray, plan: MeanPlan, noise: Noise) -> Estimate:
-    checked = checked_values(values, plan.samples, upper)
-    kept, _ = retained_values(checked, plan.samples, plan.retained)
-    statistic = int(kept.sum())
-    return noisy_estimate(statistic, plan.numerator, plan.denominator, plan.divisor, upper, plan.bias_bound, noise)
-
-
 @dataclass(frozen=True)
-class Baseline:
-    """Mean of all samples plus Lap(U·max m/(N·ε)) (S1). ``upper``: U in quanta."""
-
+class _PooledMean:
     upper: int
+
+    def release(self, values: IntArray, plan: MeanPlan, noise: Noise) -> Estimate:
+        """Draw the mean of retained ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
+        checked = checked_values(values, plan.samples, self.upper)
+        kept, _ = retained_values(checked, plan.samples, plan.retained)
+        scale = plan.numerator, plan.denominator
+        return noisy_estimate(int(kept.sum()), *scale, plan.divisor, self.upper, plan.bias_bound, noise)
+
+
+class Baseline(_PooledMean):
+    """Mean of all samples plus Lap(U·max m/(N·ε)) (S1). ``upper``: U in quanta."""
 
     def plan(self, samples: IntArray, epsilon_micro: int) -> MeanPlan:
         """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
         upper, m = checked_upper(self.upper), checked_samples(samples)
         return _pooled(upper, m, m, epsilon_micro)
 
-    def release(self, values: IntArray, plan: MeanPlan, noise: Noise) -> Estimate:
-        """Draw the mean of ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
-        return _release_pooled(self.upper, values, plan, noise)
 
-
-@dataclass(frozen=True)
-class PooledMinimax:
+class PooledMinimax(_PooledMean):
     """Mean of the first m samples of each user, m minimising worst-case bias + noise scale (S4). ``upper``: quanta."""
-
-    upper: int
 
     def plan(self, samples: IntArray, epsilon_micro: int) -> MeanPlan:
         """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
         upper, m = checked_upper(self.upper), checked_samples(samples)
         return _pooled(upper, m, np.minimum(m, minimax_samples(m, epsilon_micro)), epsilon_micro)
-
-    def release(self, values: IntArray, plan: MeanPlan, noise: Noise) -> Estimate:
-        """Draw the mean of retained ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
-        return _release_pooled(self.upper, values, plan, noise)
 
 
 def minimax_samples(samples: IntArray, epsilon_micro: int) -> int:

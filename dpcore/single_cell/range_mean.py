@@ -201,7 +201,7 @@ class Levy:
         grouping = _checked_grouping(upper, m, self.capacity)
         half_bin = _concentration(upper, grouping)
         if 4 * half_bin >= GRID * upper or micro < 2:
-            return self._averaging.plan(m, micro)
+            return ArrayAveraging(self.upper, self.capacity).plan(m, micro)
         ranges = range_bins(GRID * upper, half_bin)
         range_micro = micro // 2
         # A range far from the median costs K̄ instead of at most K̄/2.
@@ -211,14 +211,10 @@ class Levy:
         narrowest = int((ranges[:, 1] - ranges[:, 0]).min())
         return _range_plan(upper, m, grouping, (range_micro, micro - range_micro), narrowest, predicted)
 
-    @property
-    def _averaging(self) -> ArrayAveraging:
-        return ArrayAveraging(self.upper, self.capacity)
-
     def release(self, values: IntArray, plan: RangePlan | ArrayPlan, noise: Noise) -> Estimate:
         """Draw range and mean of ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
         if isinstance(plan, ArrayPlan):
-            return self._averaging.release(values, plan, noise)
+            return ArrayAveraging(self.upper, self.capacity).release(values, plan, noise)
         averages = array_averages(values, plan.samples, plan.grouping, self.upper)
         low, high = select_range(averages, GRID * self.upper, plan.half_bin, plan.range_micro, noise)
         return mean_within(averages, low, high, self.upper, plan, noise)
@@ -246,15 +242,21 @@ def _quantile_plan(upper: int, samples: IntArray, micro: int, grouping: Grouping
     return _range_plan(upper, samples, grouping, (2 * end_micro, mean_micro), 0, predicted, rank)
 
 
-def _release_quantile(upper: int, values: IntArray, plan: RangePlan, noise: Noise) -> Estimate:
-    averages = array_averages(values, plan.samples, plan.grouping, upper)
-    ranks = np.array([plan.rank, RANK_UNIT * plan.grouping.n_arrays - plan.rank], dtype=np.int64)
-    low, high = np.sort(select_quantiles(averages, GRID * upper, ranks, plan.range_micro // 2, noise)).tolist()
-    return mean_within(averages, low, high, upper, plan, noise)
+@dataclass(frozen=True)
+class _Quantile:
+    upper: int
+    capacity: int | None = None
+
+    def release(self, values: IntArray, plan: RangePlan, noise: Noise) -> Estimate:
+        """Draw range and mean of ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
+        averages = array_averages(values, plan.samples, plan.grouping, self.upper)
+        ranks = np.array([plan.rank, RANK_UNIT * plan.grouping.n_arrays - plan.rank], dtype=np.int64)
+        low, high = np.sort(select_quantiles(averages, GRID * self.upper, ranks, plan.range_micro // 2, noise)).tolist()
+        return mean_within(averages, low, high, self.upper, plan, noise)
 
 
 @dataclass(frozen=True)
-class FixedQuantile:
+class FixedQuantile(_Quantile):
     """ε/4 for each end of a range between the 10 % and 90 % array averages, ε/2 for the clipped mean (S6).
 
     ``upper``: quanta. Helps only where the range comes out narrower than U/2; m_UB (``capacity``) as in :class:`Levy`.
@@ -262,8 +264,6 @@ class FixedQuantile:
     any rank.
     """
 
-    upper: int
-    capacity: int | None = None
     percent: int = 10
 
     def __post_init__(self) -> None:
@@ -276,27 +276,15 @@ class FixedQuantile:
         rank = RANK_UNIT * grouping.n_arrays * self.percent // 100
         return _quantile_plan(self.upper, checked_samples(samples), checked_micro(epsilon_micro), grouping, rank)
 
-    def release(self, values: IntArray, plan: RangePlan, noise: Noise) -> Estimate:
-        """Draw range and mean of ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
-        return _release_quantile(self.upper, values, plan, noise)
 
-
-@dataclass(frozen=True)
-class EpsilonQuantile:
+class EpsilonQuantile(_Quantile):
     """As :class:`FixedQuantile` with ends at rank min(2/ε, K̄/2) and its mirror (S6). ``upper``: quanta."""
-
-    upper: int
-    capacity: int | None = None
 
     def plan(self, samples: IntArray, epsilon_micro: int) -> RangePlan:
         """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
         grouping, micro = _checked_grouping(self.upper, samples, self.capacity), checked_micro(epsilon_micro)
         rank = min(2 * RANK_UNIT * MICRO // micro, RANK_UNIT * grouping.n_arrays // 2)
         return _quantile_plan(self.upper, checked_samples(samples), micro, grouping, rank)
-
-    def release(self, values: IntArray, plan: RangePlan, noise: Noise) -> Estimate:
-        """Draw range and mean of ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
-        return _release_quantile(self.upper, values, plan, noise)
 
 
 @dataclass(frozen=True)

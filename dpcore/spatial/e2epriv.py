@@ -144,7 +144,7 @@ class E2EPriv(SpatialMechanism):
         point_change: list[float] = []
         for size in self.sizes:
             x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
-            histogram = in_blocks(self.queries, x_edges, y_edges)
+            histogram = self.queries.in_blocks(x_edges, y_edges)
             deviation = np.abs(answer(image[np.ix_(x_edges, y_edges)], histogram) - truth)
             norms = overlap_norms(self.queries, x_edges, y_edges)
             noise = norms.noise_term(scale)
@@ -179,14 +179,3 @@ class E2EPriv(SpatialMechanism):
             moved += np.repeat(of_blocks, np.diff(y_edges), axis=1)
             changes.append(float(moved.max()) * (1 + 1e-9))
         return np.maximum(changes, float(part.sum()) * _LEAST_PART)
-
-
-def in_blocks(queries: Rectangles, x_edges: IntGrid, y_edges: IntGrid) -> Rectangles:
-    """``queries`` in cells, measured in the blocks that the edges make: 2.5 lies in the middle of the third block."""
-    x, y = np.arange(len(x_edges)), np.arange(len(y_edges))
-    return Rectangles(
-        np.interp(queries.x0, x_edges, x),
-        np.interp(queries.x1, x_edges, x),
-        np.interp(queries.y0, y_edges, y),
-        np.interp(queries.y1, y_edges, y),
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -41,28 +41,6 @@ class HistogramError(ParameterError):
     """Parts that do not tile the grid, or a release document that is not a histogram."""
 
 
-@runtime_checkable
-class Histogram(Protocol):
-    """What every spatial mechanism returns."""
-
-    @property
-    def domain(self) -> Domain:
-        """The public box and its count grid."""
-        ...
-
-    def answers(self, rectangles: Rectangles) -> FloatArray:
-        """Estimated counts, shape (Q,)."""
-        ...
-
-    def intervals(self, rectangles: Rectangles) -> Intervals | None:
-        """95 % intervals of the exact counts; None where the release does not say how its noise is distributed."""
-        ...
-
-    def to_release(self) -> dict[str, Any]:
-        """``{"domain": …, "structure": …}`` as JSON values."""
-        ...
-
-
 @dataclass(frozen=True)
 class GridHistogram:
     """Counts of the blocks between ``x_edges`` and ``y_edges`` (cell units, from 0 to rows and columns).
@@ -93,13 +71,7 @@ class GridHistogram:
 
     def _in_blocks(self, rectangles: Rectangles) -> Rectangles:
         rectangles.require_inside(self.domain)
-        x_position, y_position = np.arange(len(self.x_edges)), np.arange(len(self.y_edges))
-        return Rectangles(
-            np.interp(rectangles.x0, self.x_edges, x_position),
-            np.interp(rectangles.x1, self.x_edges, x_position),
-            np.interp(rectangles.y0, self.y_edges, y_position),
-            np.interp(rectangles.y1, self.y_edges, y_position),
-        )
+        return rectangles.in_blocks(self.x_edges, self.y_edges)
 
     def answers(self, rectangles: Rectangles) -> FloatArray:
         """Estimated counts, shape (Q,); raises ``QueryError`` outside the domain."""
@@ -302,6 +274,10 @@ class PartitionHistogram:
         if self.noise is not None:
             structure["noise"] = self.noise.to_release() if isinstance(self.noise, TreeNoise) else self.noise
         return {"domain": self.domain.to_release(), "structure": structure}
+
+
+Histogram = GridHistogram | PartitionHistogram
+"""What every spatial mechanism returns."""
 
 
 def paint(shape: tuple[int, int], boxes: IntGrid) -> IndexGrid:

@@ -96,6 +96,12 @@ class Rectangles:
             return None
         return tuple(column.astype(np.int64) for column in columns)
 
+    def in_blocks(self, x_edges: IntGrid, y_edges: IntGrid) -> Rectangles:
+        """Measured in the blocks that the edges make instead of cells: 2.5 lies in the middle of the third block."""
+        x, y = np.arange(len(x_edges)), np.arange(len(y_edges))
+        along_x = (np.interp(side, x_edges, x) for side in (self.x0, self.x1))
+        return Rectangles(*along_x, *(np.interp(side, y_edges, y) for side in (self.y0, self.y1)))
+
     def part(self, chosen: slice) -> Rectangles:
         """Some of the queries."""
         return Rectangles(self.x0[chosen], self.x1[chosen], self.y0[chosen], self.y1[chosen])

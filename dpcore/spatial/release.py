@@ -15,7 +15,6 @@ from dpcore.spatial.euler import EulerHistogram
 from dpcore.spatial.histogram import (
     GridHistogram,
     GridNoise,
-    Histogram,
     HistogramError,
     PartitionHistogram,
     SparseReading,
@@ -30,7 +29,7 @@ _DIGITS = 6
 """Significant digits of variances, rounded up."""
 
 
-def rounded(histogram: Histogram) -> Released:
+def rounded(histogram: Released) -> Released:
     """Counts on the public granularity, variances to six digits, rounded up, and no more blocks of a grid than its
     packed counts have room for: post-processing.
 

@@ -29,7 +29,7 @@ from dpcore.contributions import Counts
 from dpcore.suppression import STATISTICS, Objective, Statistic, suppress, sweep_chop_user, unsuppressed_noise
 from research.papers.recorded_hour import RECORDING, day_of, recorded_hour, recorded_hours
 from research.scaling import city
-from stream.statistics.values.decisions import PublicWindow, decide
+from stream.statistics.values.plan import PublicWindow, decide
 from stream.terms import Terms
 
 EPSILONS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

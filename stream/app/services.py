@@ -139,27 +139,16 @@ class Closing(Looking):
         self._process = WorkProcess()
 
     async def look(self) -> float:
-        """Close what is due."""
-        await self._state_lower_budget()
-        due = await self.worker.to_close()
-        if not due:
-            self.worker.metrics.closing_blocked.set(0)
-            return _CLOSING_LOOK_SECONDS
-        return await self._close_alone(due)
-
-    async def _state_lower_budget(self) -> None:
-        """Also while another worker closes all windows, should an operator have raised the budget too early."""
-        shared = SharedLedger.of(self.worker.redis, self.worker.config)
-        if shared is not None:
-            await shared.lower_budget(self.worker.config.privacy.ledger_budget)
-
-    async def _close_alone(self, due: list[int]) -> float:
         """Close what is due unless another worker holds the lease, because one of the two would work in vain."""
-        async with self.worker.lease.hold() as mine:
-            if not mine:
-                self.worker.metrics.closing_blocked.set(0)  # the one that holds it says so
-                return _CLOSING_LOOK_SECONDS
-            return await self.close(due)
+        shared = SharedLedger.of(self.worker.redis, self.worker.config)
+        if shared is not None:  # also while another worker closes: an operator may have raised the budget too early
+            await shared.lower_budget(self.worker.config.privacy.ledger_budget)
+        if due := await self.worker.to_close():
+            async with self.worker.lease.hold() as mine:
+                if mine:
+                    return await self.close(due)
+        self.worker.metrics.closing_blocked.set(0)  # where another worker holds the lease, that one says so
+        return _CLOSING_LOOK_SECONDS
 
     async def close(self, due: list[int]) -> float:
         """Close ``due``, which ascend, in a separate process, and report; returns the seconds until the next look.

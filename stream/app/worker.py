@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import faust
@@ -26,6 +25,7 @@ from faust.web import Request, Response, View
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
+from dpcore import __version__
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.http_server import BoundedRunner
@@ -116,7 +116,7 @@ class Worker:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.metrics = OperatorMetrics()
-        self.metrics.build_info.labels(_version()).set(1)
+        self.metrics.build_info.labels(__version__).set(1)
         self.redis = redis_client(config.redis)
         self.rows = RowStore.of(self.redis, config)
         self.ledger = Ledger.of(self.redis, config)
@@ -274,10 +274,3 @@ def _faust_credentials(kafka: KafkaConfig) -> SASLCredentials | SSLCredentials |
             username=kafka.username, password=kafka_password(kafka), mechanism=kafka.sasl_mechanism, ssl_context=context
         )
     return None if context is None else SSLCredentials(context)
-
-
-def _version() -> str:
-    try:
-        return version("hexveil")
-    except PackageNotFoundError:
-        return "source"

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from dpcore import __version__
-from stream.cli.options import FAILED, stop
+from stream.cli.options import FAILED, UNREACHABLE, USAGE, stop
 from stream.logs import configure_logs, log_clients
 
 SUBJECTS = (
@@ -27,6 +27,17 @@ SUBJECTS = (
 )  # fmt: skip
 _ELSEWHERE = {"gtfs-rt": ("snapshots", "gtfs_rt"), "siri-vm": ("snapshots", "siri_vm")}
 """Module and name of the commands that are not ``command`` in a module of their own name."""
+
+
+_CODES = (
+    dict.fromkeys(
+        ("ConfigError", "InspectionError", "LineError", "ParameterError", "RecordingError", "ReleaseFileError",
+         "ScheduleError", "SigningKeyError", "SpanError", "TooLateError", "UserKeyError"), USAGE
+    )
+    | dict.fromkeys(("EmbeddedError", "LedgerError", "LocalServerError", "PlanError", "StateError"), FAILED)
+    | dict.fromkeys(("DeliveryError", "FetchError", "TopicUnreachableError"), UNREACHABLE)
+)  # fmt: skip
+"""The exit code of each error, by its name: to import them takes a second, and most commands know few of them."""
 
 
 class Commands(TyperGroup):
@@ -44,19 +55,17 @@ class Commands(TyperGroup):
         return self.commands.get(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; exit 2 if the configuration turns out to be unusable while the command runs."""
+        """Run the command; an error whose text says what to do ends it with the code of :data:`_CODES`."""
         try:
             return super().invoke(ctx)
-        except ValueError as error:
-            from stream.config import ConfigError  # slow to import; some commands read no configuration
-
-            if not isinstance(error, ConfigError):
-                raise
-            stop(error)
+        except Exception as error:
+            for kind in type(error).__mro__:
+                if kind.__name__ in _CODES:
+                    stop(error, _CODES[kind.__name__])
+            raise
 
 
 def _command_of(subject: str) -> Any:
-    """The command or group of a subject."""
     place, name = _ELSEWHERE.get(subject, (subject, "command"))
     command, alone = getattr(import_module(f"stream.cli.{place}"), name), typer.Typer()
     if isinstance(command, typer.Typer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,16 +19,11 @@ from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
 from stream.cli.check_rules import rules_of, text_of
 from stream.cli.evaluate import read_rows
-from stream.cli.options import AsJson, ConfigFile, UsersAreEvents, choose_config, read_config, stop
+from stream.cli.options import AsJson, ConfigFile, UsersAreEvents, choose_config, load_to_release, stop, write_text
 from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.config.promise import NAMES, bounds, one_day_among_others
 from stream.config.speed import FROM_BINS
-
-
-def _span(span: timedelta) -> str:
-    return f"{span.days} day(s)" if not span.seconds else f"{span.total_seconds() / 3600:g} h"
-
 
 _COUNTED = {
     "share": "users, each once in the window, divided over their cells",
@@ -69,7 +64,6 @@ def _promise(settings: Config) -> str:
 
 
 def _histogram(settings: Config, windows: int) -> dict[str, Any] | None:
-    """What spatial histograms are released and what they cost; None if none are configured."""
     if settings.histogram is None:
         return None
     chosen, (_, per_one) = settings.histogram, settings.privacy.ledger_unit
@@ -104,7 +98,6 @@ def _histogram_text(settings: Config, costs: dict[str, Any]) -> str:
 
 
 def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[str, Any] | None) -> dict[str, object]:
-    """What ``--json`` prints, except for the file and the rules."""
     windows = settings.privacy.period // settings.window.slot
     report: dict[str, object] = {
         "relation": settings.relation,
@@ -174,17 +167,13 @@ def _worst_errors(settings: Config) -> dict[str, float]:
     return worst | {"variance": round(width**2 * each, 1)} if "variance" in shares else worst
 
 
-def _by_whom(settings: Config) -> str:
-    shared = settings.shared_ledger
-    return "" if shared is None else f" by all feeds that share ledger '{shared}', together,"
-
-
 def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dict[str, Any] | None) -> Iterator[str]:
-    """What the configuration promises, for people."""
+    shared, period = settings.shared_ledger, settings.privacy.period
+    by_whom = "" if shared is None else f" by all feeds that share ledger '{shared}', together,"
+    span = f"{period.days} day(s)" if not period.seconds else f"{period.total_seconds() / 3600:g} h"
     yield (
-        f"Promise: for one user of feed '{settings.feed.name}' and one ledger period "
-        f"({_span(settings.privacy.period)}), everything "
-        f"published{_by_whom(settings)} is {_promise(settings)} under relation '{settings.relation}'."
+        f"Promise: for one user of feed '{settings.feed.name}' and one ledger period ({span}), everything "
+        f"published{by_whom} is {_promise(settings)} under relation '{settings.relation}'."
     )
     if released is not None:
         yield (
@@ -209,7 +198,9 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
             f"it holds; one whose draw takes longer, a multiple of {instants.margin.total_seconds():g} s later."
         )
     if settings.window.lateness == "append-time":
-        begins = datetime.fromtimestamp(_first_period(settings), ZoneInfo(settings.feed.timezone))
+        now = int(time.time())
+        first = max(settings.slotting.period_of(now).end, settings.slotting.whole_from(now))
+        begins = datetime.fromtimestamp(first, ZoneInfo(settings.feed.timezone))
         yield (
             f"A new feed shows nothing until its first whole period: one that began now, until {begins:%Y-%m-%d %H:%M} "
             f"({settings.feed.timezone})."
@@ -229,12 +220,6 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
     if note is not None:
         yield f"Note: feed.speeds is {settings.feed.speeds!r}. {note}"
     yield from _unpaid(settings)
-
-
-def _first_period(settings: Config) -> int:
-    """When the first period begins that a ledger of this moment releases (epoch seconds)."""
-    now = int(time.time())
-    return max(settings.slotting.period_of(now).end, settings.slotting.whole_from(now))
 
 
 def _over_days(settings: Config) -> Iterator[str]:
@@ -324,15 +309,6 @@ def _amount(settings: Config, units: int) -> str:
     return f"{(Decimal(units) / settings.privacy.ledger_unit[1]).normalize():f}"
 
 
-def _write_sheet(settings: Config, file: Path) -> None:
-    from stream.cli.sheet import as_html, as_markdown
-
-    try:
-        file.write_text((as_html if file.suffix == ".html" else as_markdown)(settings), encoding="utf-8")
-    except OSError as error:
-        stop(f"{file} cannot be written ({error.strerror}); name a file that you may write")
-
-
 def command(
     recording: Annotated[
         list[Path] | None, typer.Argument(metavar="[FILE|FOLDER...]", help="A recording that is to be read by it.")
@@ -348,7 +324,7 @@ def command(
     if sheet is not None and sheet.suffix not in (".html", ".md"):
         stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one")
     chosen = choose_config(config)
-    settings = read_config(chosen)
+    settings = load_to_release(chosen)
     if recording:
         rows = read_rows(settings, recording, settings.feed.recorded_format, users_are_events=users_are_events)
         typer.echo(f"{' '.join(map(str, recording))}: {len(rows)} events can be used", err=True)
@@ -356,7 +332,9 @@ def command(
     histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
     rules = rules_of(settings)
     if sheet is not None:
-        _write_sheet(settings, sheet)
+        from stream.cli.sheet import as_html, as_markdown
+
+        write_text(sheet, (as_html if sheet.suffix == ".html" else as_markdown)(settings))
     if as_json:
         report = {"config": str(chosen.file)} | _report(settings, released, histogram)
         typer.echo(json.dumps(report | {"rules": [rule._asdict() for rule in rules]}))

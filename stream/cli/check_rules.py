@@ -28,8 +28,9 @@ class Rule(NamedTuple):
     @property
     def amount(self) -> str:
         """Value and unit as text."""
-        if self.unit == "s":
-            return _length(self.value)
+        for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")) if self.unit == "s" else ():
+            if self.value >= size and self.value % size == 0:
+                return f"{self.value / size:g} {unit}"
         value = int(self.value) if self.value == int(self.value) else self.value
         return f"{value:,} {self.unit}".replace(",", " ")
 
@@ -79,28 +80,19 @@ def _of_events(config: Config) -> Iterator[Rule]:
     yield Rule(event, "batch", MAX_BATCH_BYTES, "bytes", unpacked, fixed=True)
 
 
-def _of_faulty_units(config: Config) -> Iterator[Rule]:
-    user, quality = "a user", config.feed.quality
+def _of_users(config: Config) -> Iterator[Rule]:
+    user, standing_m = "a user", config.feed.quality.standing_m
     if config.frozen:
         moving = ", where it reports a speed above 0" if config.relation == NeighbouringRelation.PARTICIPATION else ""
         frozen = f"a stay at exactly one position that lasts longer within a window is refused{moving}"
         yield Rule(user, "feed.quality.frozen", _seconds(config.frozen), "s", frozen)
     if config.teleport_km_h:
-        teleport = (
-            "a fix of a window is refused if it is reached, and left, only by steps that are faster, and longer than 1 "
-            "km"
-        )
+        jump = "if it is reached, and left, only by steps that are faster, and longer than 1 km"
+        teleport = f"a fix of a window is refused {jump}"
         yield Rule(user, "feed.quality.teleport_km_h", config.teleport_km_h, "km/h", teleport)
-    if quality.standing_m is not None:
-        standing = (
-            "events of a window in which a user moves farther than this, at reported speeds of 0 alone, are refused"
-        )
-        yield Rule(user, "feed.quality.standing_m", quality.standing_m, "m", standing)
-
-
-def _of_users(config: Config) -> Iterator[Rule]:
-    user = "a user"
-    yield from _of_faulty_units(config)
+    if standing_m is not None:
+        stays = "events of a window in which a user moves farther than this, at reported speeds of 0 alone, are refused"
+        yield Rule(user, "feed.quality.standing_m", standing_m, "m", stays)
     first = "in each window a user counts with their first events, up to this number"
     yield Rule(user, "events", MAX_EVENTS_PER_USER, "events", first, fixed=True)
     most = "and of these events with those in the cells that have most of them, up to this number of cells"
@@ -135,27 +127,16 @@ def _of_windows(config: Config) -> Iterator[Rule]:
         listed = "the public list may have up to this number of cells; each of them is published in every window"
         yield Rule(window, "public cells", MAX_CELLS, "cells", listed, fixed=True)
     if config.relation == NeighbouringRelation.VALUES:
-        yield from _of_windows_by_counts(config, window)
+        from dpcore.suppression import MAX_EVALUATIONS
+        from stream.statistics.values.plan import MAX_PAIRS
 
-
-def _of_windows_by_counts(config: Config, window: str) -> Iterator[Rule]:
-    from dpcore.suppression import MAX_EVALUATIONS
-    from stream.statistics.values.plan import MAX_PAIRS
-
-    few = "cells with fewer users are suppressed"
-    yield Rule(window, "speed.min_users", config.speed.min_users, "users", few)
-    pairs = "with more pairs of a cell and a user, suppression is not tried"
-    yield Rule(window, "pairs", MAX_PAIRS, "pairs", pairs, fixed=True)
-    steps = "suppression ends after this number of evaluations of its error function"
-    yield Rule(window, "suppression", MAX_EVALUATIONS, "evaluations", steps, fixed=True)
+        few = "cells with fewer users are suppressed"
+        yield Rule(window, "speed.min_users", config.speed.min_users, "users", few)
+        pairs = "with more pairs of a cell and a user, suppression is not tried"
+        yield Rule(window, "pairs", MAX_PAIRS, "pairs", pairs, fixed=True)
+        steps = "suppression ends after this number of evaluations of its error function"
+        yield Rule(window, "suppression", MAX_EVALUATIONS, "evaluations", steps, fixed=True)
 
 
 def _seconds(span: timedelta) -> float:
     return span.total_seconds()
-
-
-def _length(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g} {unit}"
-    return f"{seconds:g} s"

@@ -13,17 +13,9 @@ from statistics import median
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
-from dpcore.errors import ParameterError
 from stream.config import Config
-from stream.messages.message import (
-    HEXAGON_SPEED,
-    REJECTED,
-    RELEASED,
-    SPATIAL_HISTOGRAM,
-    WINDOW,
-    estimates_of,
-    validator,
-)
+from stream.messages.cells import estimates_in
+from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, validator
 from stream.sources.live_city import LIVES_FOR
 
 
@@ -36,13 +28,10 @@ class DemoWindow:
     epsilon: float = 0.0
     cells: int = 0
     suppressed: int = 0
-    busiest: tuple[float, str, dict[str, Any], dict[str, Any]] | None = None
-    """Its events, its name, its estimated mean, and its mean as it was drawn."""
+    histograms: int = 0
+    busiest: tuple[float, str, dict[str, Any]] | None = None
+    """Its events (under "participation" users, which are noisy), its name, and its estimated mean."""
     half_widths: list[float] = field(default_factory=list)
-    raw_half_widths: list[float] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    """Published events of each cell, or under "participation" users: noisy, so at least 0."""
-    totals: dict[str, str] = field(default_factory=dict)
     announced: int | None = None
     means: dict[str, float] = field(default_factory=dict)
     """The estimated mean of each cell that has one."""
@@ -52,16 +41,7 @@ class DemoWindow:
     @property
     def complete(self) -> bool:
         """All cells, all histograms and the marker arrived."""
-        return self.announced is not None and self.cells + len(self.totals) >= self.announced
-
-    def add_histogram(self, body: dict[str, Any]) -> None:
-        """One spatial histogram: how many it counts in its whole box, with the 95 % interval."""
-        from stream.messages.range_query import count_in  # takes a second to import; only needed with histograms
-
-        box = body["domain"]
-        estimate = count_in(body, (box["west"], box["south"], box["east"], box["north"]))
-        interval = "" if estimate["interval"] is None else " ({}–{})".format(*estimate["interval"])
-        self.totals[body["mechanism"]] = f"{estimate['value']:.0f}{interval}"
+        return self.announced is not None and self.cells + self.histograms >= self.announced
 
     def add_cell(self, body: dict[str, Any]) -> None:
         """One hexagon."""
@@ -69,59 +49,25 @@ class DemoWindow:
         self.epsilon = body["epsilon"]
         if body["status"] != "published":
             self.suppressed += 1
-        elif mean := (estimates_of(body) or {}).get("mean"):
+        elif mean := (estimates_in(body) or {}).get("mean"):
             self.means[body["cell"]] = mean["value"]
-            self.half_widths.append(_half_width(mean))
-            self.raw_half_widths.append(_half_width(body["mean"]))
+            self.half_widths.append((mean["interval"][1] - mean["interval"][0]) / 2)
             counted = body.get("events", body["users"])
             events = counted if isinstance(counted, int) else counted["value"]
-            self.weights.append(max(events, 0))
             if self.busiest is None or events > self.busiest[0]:
-                self.busiest = (events, body["cell"], mean, body["mean"])
-
-    def span(self, timezone: ZoneInfo) -> str:
-        """Local month, day and hours."""
-        start, end = (datetime.fromisoformat(moment).astimezone(timezone) for moment in (self.start, self.end))
-        clock = "%H:%M" if start.second == end.second == 0 else "%H:%M:%S"
-        return f"{start:%m-%d} {start:{clock}}–{end:{clock}}"
+                self.busiest = (events, body["cell"], mean)
 
     def line(self, timezone: ZoneInfo) -> str:
-        """What a reader of the window learns, in one line."""
-        busy, mean, raw = "-", "mean -", ""
+        """What a reader of the window learns, in one line; its times are local."""
+        start, end = (datetime.fromisoformat(moment).astimezone(timezone) for moment in (self.start, self.end))
+        clock = "%H:%M" if start.second == end.second == 0 else "%H:%M:%S"
+        text = f"{start:%m-%d} {start:{clock}}–{end:{clock}}  {self.cells} cells ({self.suppressed} suppressed)  "
         if self.busiest is not None:
-            events, cell, estimate, drawn = self.busiest
-            busy, mean = f"{cell} ({events:g} events)", f"mean {_with_interval(estimate)}"
-            if estimate["method"] != RELEASED:  # a model's estimates lead
-                mean, raw = f"modelled {mean}", f"raw {_with_interval(drawn)}, median {_median(self.raw_half_widths)}  "
-        totals = ", ".join(f"{name} {total}" for name, total in sorted(self.totals.items()))
-        return (
-            f"{self.span(timezone)}  {self.cells} cells ({self.suppressed} suppressed)  busiest {busy}: {mean} km/h  "
-            f"all cells (median) {_median(self.half_widths)}, by events {self.typical_half_width()}  {raw}"
-            f"{f'on the map {totals}  ' if totals else ''}ε {self.epsilon:g}"
-        )
-
-    def typical_half_width(self) -> str:
-        """Half of the estimated mean's 95 % interval: half of the events are in cells that are so narrow."""
-        reached, half = 0.0, sum(self.weights) / 2
-        for width, weight in sorted(zip(self.half_widths, self.weights, strict=True)):
-            reached += weight
-            if reached >= half:
-                return f"± {width:.1f}"
-        return "-"
-
-
-def _half_width(estimate: dict[str, Any]) -> float:
-    low, high = estimate["interval"]
-    return float(high - low) / 2
-
-
-def _median(half_widths: list[float]) -> str:
-    return f"± {median(half_widths):.1f}" if half_widths else "-"
-
-
-def _with_interval(estimate: dict[str, Any]) -> str:
-    low, high = estimate["interval"]
-    return f"{estimate['value']:.1f} ({low:.0f}–{high:.0f})"
+            events, cell, mean = self.busiest
+            low, high = mean["interval"]
+            text += f"busiest {cell} ({events:g} events): mean {mean['value']:.1f} ({low:.0f}–{high:.0f}) km/h  "
+            text += f"all cells (median) ± {median(self.half_widths):.1f}  "
+        return f"{text}ε {self.epsilon:g}"
 
 
 class Releases:
@@ -147,7 +93,8 @@ class Releases:
         body = json.loads(value)
         problem = next(validator(topic).iter_errors(body), None)
         if problem is not None:
-            self._refuse(topic, problem.message)
+            self.invalid += 1
+            self.first_problem = self.first_problem or f"{topic}: {problem.message}"
             return
         if topic == REJECTED:
             self.refused[body["reason"]] += body["count"]
@@ -157,19 +104,12 @@ class Releases:
                 window.announced = body["messages"]
                 window.epsilon = body["epsilon"]
             elif topic == SPATIAL_HISTOGRAM:
-                try:
-                    window.add_histogram(body)
-                except ParameterError as error:
-                    self._refuse(topic, str(error))
+                window.histograms += 1
             else:
                 window.add_cell(body)
             if window.complete and window not in self.order:
                 window.arrived = time.time()
                 self.order.append(window)
-
-    def _refuse(self, topic: str, problem: str) -> None:
-        self.invalid += 1
-        self.first_problem = self.first_problem or f"{topic}: {problem}"
 
     def lines(self) -> list[str]:
         """One plain line per complete window, in order of arrival."""
@@ -228,7 +168,11 @@ class _Window(NamedTuple):
 def report(windows: list[DemoWindow], truth: Path) -> str:
     """What the demo measured: pace, lag, hexagons, error and the first incident. The city alone knows it."""
     known = {line["start"]: line for line in map(json.loads, truth.read_text(encoding="utf-8").splitlines())}
-    pairs = [_pair(known[window.start], window) for window in windows if window.start in known]
+    pairs = [
+        _Window(window.start, line["cells"], window.means, line["incident"])
+        for window in windows
+        if (line := known.get(window.start)) is not None
+    ]
     if not pairs:
         return "The city and its map have no whole window in common yet."
     arrived = [window.arrived for window in windows]
@@ -246,11 +190,6 @@ def report(windows: list[DemoWindow], truth: Path) -> str:
     return "\n".join(lines + _incident(pairs))
 
 
-def _pair(line: dict[str, Any], window: DemoWindow) -> _Window:
-    true = {cell: (int(events), float(mean)) for cell, (events, mean) in line["cells"].items()}
-    return _Window(window.start, true, window.means, line["incident"])
-
-
 def _within(pairs: list[_Window]) -> float:
     """Share of the events in hexagons whose estimate is near the truth; where nothing is shown, none is."""
     near = sum(
@@ -263,7 +202,6 @@ def _within(pairs: list[_Window]) -> float:
 
 
 def _incident(pairs: list[_Window]) -> list[str]:
-    """What the map showed of the first incident's drop, a number for each window."""
     first = next((number for number, pair in enumerate(pairs) if pair.incident), None)
     if first is None:
         return ["  no incident was seen whole yet"]

@@ -7,14 +7,14 @@ import json
 
 import typer
 
-from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile, choose_config, read_config
+from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile, choose_config, load_to_release
 
 
 def command(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Check broker, topics, retention, Redis durability, clocks and the ledger, and name a remedy for each failure."""
     from stream.app.doctor import examine
 
-    findings = asyncio.run(examine(read_config(choose_config(config))))
+    findings = asyncio.run(examine(load_to_release(choose_config(config))))
     if as_json:
         typer.echo(json.dumps([finding.as_dict() for finding in findings]))
     else:

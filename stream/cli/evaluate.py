@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
-from rich.progress import Progress
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.evaluate_report import print_histogram_scores, print_scores
 from stream.cli.options import (
+    NOT_PRIVATE,
     AsJson,
     ConfigFile,
     ExpectedRelation,
     FileFormat,
     Recordings,
     UsersAreEvents,
+    check_plot,
     choose_config,
+    load_to_release,
     progress_bars,
-    read_config,
+    reading_bar,
     stop,
+    warn_not_private,
 )
 
 if TYPE_CHECKING:
@@ -32,9 +35,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from stream.config import Chosen, Config
-    from stream.evaluation.scores import HistogramScore, Score
 
     Windows = dict[int, npt.NDArray[np.void]]
+
+
+T = TypeVar("T")
 
 
 def command(
@@ -46,14 +51,7 @@ def command(
     mechanisms: Annotated[
         str, typer.Option(help="'configured', 'all', or names separated by commas; under 'participation' pure,zcdp.")
     ] = "configured",
-    statistics: Annotated[
-        str | None,
-        typer.Option(help="Statistics to use instead of the configured ones: mean,moving_mean,variance,p15,p50,p85."),
-    ] = None,
     sweep: Annotated[str | None, typer.Option(help="Repeat for each value, like epsilon=0.5,1,2,4.")] = None,
-    window: Annotated[
-        str | None, typer.Option(help="Only the window that starts at this time, like 2017-03-21T12:00:00Z.")
-    ] = None,
     figure: Annotated[
         Path | None,
         typer.Option(
@@ -77,42 +75,51 @@ def command(
 ) -> None:
     """Measure the error of mechanisms on a recording, before going live. The output is NOT private: do not publish
     it."""
-    if live and (histograms or window is not None):
-        stop("--live needs the means of all windows; leave out --histograms and --window")
-    settings = _settings(config, relation, statistics)
+    from stream.offline import split_by_slot
+
+    if live and histograms:
+        stop("--live needs the means; leave out --histograms")
+    if figure is not None:
+        check_plot(figure)
+    settings = choose_settings(config, relation)[1]
     names = _mechanisms(settings, mechanisms)
-    file_format = file_format or settings.feed.recorded_format
-    rows = read_rows(settings, files, file_format, users_are_events=users_are_events)
-    windows, source = _windows(settings, rows, window), " ".join(map(str, files))
+    rows = read_rows(settings, files, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
+    judge = _judged_histograms if histograms else _judged_live if live else _judged_means
     try:
-        if histograms:
-            _judge_histograms(settings, windows, trials, sweep, source, as_json)
-        elif live:
-            _judge_live(_runs(settings, names, sweep), windows, trials, source, figure, as_json)
-        else:
-            _judge(_runs(settings, names, sweep), windows, trials, source, figure, as_json)
+        judged = judge(settings, names, sweep, split_by_slot(rows, settings), trials)
     except ValueError as error:  # an accounting that the configuration does not allow
         stop(error)
+    if figure is not None:
+        try:
+            judged.draw(figure)
+        except OSError as error:
+            stop(f"cannot write {figure}: {error}")
+    if as_json:
+        told = {"private": False, "warning": NOT_PRIVATE, "recording": " ".join(map(str, files)), "trials": trials}
+        typer.echo(json.dumps(told | judged.facts, allow_nan=False))
+        return
+    warn_not_private()
+    judged.show()
 
 
-def _settings(config: Path | None, relation: NeighbouringRelation | None, statistics: str | None) -> Config:
-    """The chosen configuration with the named statistics; exit 2 if its relation is not the one asked for."""
-    return choose_settings(config, relation, **({"speed.statistics": statistics.split(",")} if statistics else {}))[1]
+class _Judgement(NamedTuple):
+    """What was found: for machines, for people, as a figure."""
+
+    facts: dict[str, Any]
+    show: Callable[[], None]
+    draw: Callable[[Path], None]
 
 
-def choose_settings(
-    config: Path | None, relation: NeighbouringRelation | None, **overrides: Any
-) -> tuple[Chosen, Config]:
+def choose_settings(config: Path | None, relation: NeighbouringRelation | None) -> tuple[Chosen, Config]:
     """The chosen configuration and its file; exit 2 if its relation is not the one asked for."""
     chosen = choose_config(config, relation)
-    settings = read_config(chosen, **overrides)
+    settings = load_to_release(chosen)
     if relation is not None and settings.relation != relation:
         stop(f"{chosen.file} has relation {settings.relation.value!r}, not {relation.value!r}; name another file")
     return chosen, settings
 
 
 def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
-    """The named variants of the configuration; exit 2 for one that its relation does not offer."""
     from stream.evaluation.evaluate import variant_names
 
     known = variant_names(settings)
@@ -126,44 +133,27 @@ def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
     return names
 
 
-def _windows(settings: Config, rows: npt.NDArray[np.void], start: str | None) -> Windows:
-    """Rows of the recording by start of their window; only the window that begins at ``start`` if given. Exit 2 if
-    none."""
-    from stream.offline import split_by_slot
-    from stream.windows import utc_text
-
-    windows = split_by_slot(rows, settings)
-    if start is not None:
-        windows = {slot: part for slot, part in windows.items() if utc_text(slot) == start}
-    if not windows:
-        stop(f"no window with events starts at {start}; name the start of one that has events")
-    return windows
-
-
 def read_rows(settings: Config, files: list[Path], file_format: str, *, users_are_events: bool) -> npt.NDArray[np.void]:
     """Rows of the recording, events or snapshots; exit 2 if it cannot be read, has no events, or no users."""
-    from stream.diagnosis.observations import InspectionError
-    from stream.diagnosis.reading import read_recording
-    from stream.diagnosis.recognition import Accepted, judged, require_events
+    from stream.diagnosis.reading import Accepted, judged, read_recording, require_events
     from stream.diagnosis.snapshots import read_snapshots, snapshots_in
-    from stream.ingestion.pseudonyms import UserKeyError
-    from stream.sources.lines import STDIN, RecordingError
-    from stream.sources.opening import together
+    from stream.sources.lines import STDIN
+    from stream.sources.recording import together
 
     accepted = Accepted(any_speed=True, users_are_events=users_are_events)
     try:
         path = together(files)
         snapshots = None if path == STDIN else snapshots_in(path)
         if snapshots is None:
-            with progress_bars() as bars:
-                rows, refusals = read_recording(settings, path, file_format, reading_bar(bars))
+            with reading_bar() as on_progress:
+                rows, refusals = read_recording(settings, path, file_format, on_progress)
         else:
             rows, refusals, reader = read_snapshots(settings, path, snapshots[1])
             accepted, file_format = replace(accepted, reader=reader), "canonical"
         require_events(path, refusals)
         for note in judged(rows, refusals, settings, path, file_format, accepted):
             typer.echo(f"Note: {note}", err=True)
-    except (InspectionError, OSError, RecordingError, UserKeyError) as error:
+    except OSError as error:
         stop(error)
     return rows
 
@@ -179,77 +169,61 @@ def _runs(settings: Config, names: list[str], sweep: str | None) -> list[tuple[s
     ]
 
 
-def _judge(
-    runs: list[tuple[str, Config]], windows: Windows, trials: int, source: str, figure: Path | None, as_json: bool
-) -> None:
-    from stream.evaluation.evaluate import NOT_PRIVATE, evaluate, report
-
-    scores: list[Score] = []
+def _each(runs: list[tuple[str, Config]], steps: int, score: Callable[[str, Config, Callable[[], None]], T]) -> list[T]:
     with progress_bars() as bars:
-        task = bars.add_task("evaluating", total=len(runs) * len(windows))
-        for name, variant in runs:
-            scores += evaluate(variant, windows, trials, name, lambda: bars.advance(task))
-    if figure is not None:
-        _write_plot(scores, figure)
-    if as_json:
-        typer.echo(json.dumps(report(source, trials, scores), allow_nan=False))
-        return
-    typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
-    print_scores(scores)
+        task = bars.add_task("evaluating", total=len(runs) * steps)
+        return [score(name, variant, lambda: bars.advance(task)) for name, variant in runs]
 
 
-def _judge_live(
-    runs: list[tuple[str, Config]], windows: Windows, draws: int, source: str, figure: Path | None, as_json: bool
-) -> None:
-    from stream.cli.evaluate_report import live_report, plot_live, print_live_scores
-    from stream.evaluation.evaluate import NOT_PRIVATE
-    from stream.evaluation.live import evaluate_live
+def _judged_means(settings: Config, names: list[str], sweep: str | None, windows: Windows, trials: int) -> _Judgement:
+    from stream.cli.evaluate_report import plot, print_scores
+    from stream.evaluation.evaluate import evaluate
+
+    runs = _runs(settings, names, sweep)
+    each = _each(runs, len(windows), lambda name, variant, on: evaluate(variant, windows, trials, name, on))
+    scores = list(chain.from_iterable(each))
+
+    def draw(figure: Path) -> None:
+        if all(score.mae is None for score in scores):
+            stop("no cell was released, so there is no error to draw; leave out --plot, or lower speed.min_users")
+        plot(scores, figure)
+
+    return _Judgement({"scores": [asdict(score) for score in scores]}, lambda: print_scores(scores), draw)
+
+
+def _judged_live(settings: Config, names: list[str], sweep: str | None, windows: Windows, draws: int) -> _Judgement:
+    from stream.cli.evaluate_report import plot_live, print_live_scores
+    from stream.evaluation.live import LiveScore, evaluate_live
     from stream.evaluation.living import exact_windows
 
-    if "mean" not in runs[0][1].speed.statistics:
+    if "mean" not in settings.speed.statistics:
         stop("speed.statistics has no mean, which --live is about; add it")
-    if not runs[0][1].value.is_speed:
+    if not settings.value.is_speed:
         stop("--live plants vehicles that slow down, and value.name is no speed; leave --live out")
-    with progress_bars() as bars:
-        task = bars.add_task("living", total=len(runs) * len(windows) * draws)
-        scores = [
-            evaluate_live(variant, exact_windows(variant, windows), draws, name, lambda: bars.advance(task))
-            for name, variant in runs
-        ]
-    if figure is not None:
-        _draw_into(figure, lambda: plot_live(max(scores, key=lambda score: score.skill), figure))
-    if as_json:
-        typer.echo(json.dumps(live_report(scores, source, draws), allow_nan=False))
-        return
-    typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
-    print_live_scores(scores)
+
+    def score(name: str, variant: Config, on_window: Callable[[], None]) -> LiveScore:
+        return evaluate_live(variant, exact_windows(variant, windows), draws, name, on_window)
+
+    scores = _each(_runs(settings, names, sweep), len(windows) * draws, score)
+    best = max(scores, key=lambda score: score.skill)
+    facts = [score.facts() for score in scores]
+    return _Judgement({"live": facts}, lambda: print_live_scores(scores), lambda figure: plot_live(best, figure))
 
 
-def _judge_histograms(
-    settings: Config, windows: Windows, trials: int, sweep: str | None, source: str, as_json: bool
-) -> None:
-    from stream.evaluation.evaluate import NOT_PRIVATE, report
+def _judged_histograms(
+    settings: Config, names: list[str], sweep: str | None, windows: Windows, trials: int
+) -> _Judgement:
+    from stream.cli.evaluate_report import print_histogram_scores
     from stream.evaluation.histograms import evaluate_histograms, with_histogram_epsilon
 
     if settings.histogram is None:
         stop("the configuration has no section [histogram]; add one, as the comments in the shipped files show")
-    runs = [_at(epsilon, with_histogram_epsilon, settings) for epsilon in _values(sweep, settings.histogram.epsilon)]
-    scores: list[HistogramScore] = []
-    with progress_bars() as bars:
-        task = bars.add_task("evaluating", total=len(runs) * len(windows))
-        for chosen in runs:
-            scores += evaluate_histograms(chosen, windows, trials, lambda: bars.advance(task))
-    if as_json:
-        typer.echo(json.dumps(report(source, trials, scores, "histograms"), allow_nan=False))
-        return
-    typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
-    print_histogram_scores(scores)
-
-
-def reading_bar(bars: Progress) -> Callable[[int, int], None]:
-    """A bar that is told what was read, of how much; 0 if that is unknown."""
-    task = bars.add_task("reading", total=None)
-    return lambda done, size: bars.update(task, completed=done, total=size or None)
+    epsilons = _values(sweep, settings.histogram.epsilon)
+    runs = [("", _at(epsilon, with_histogram_epsilon, settings)) for epsilon in epsilons]
+    each = _each(runs, len(windows), lambda _, variant, on: evaluate_histograms(variant, windows, trials, on))
+    scores = list(chain.from_iterable(each))
+    facts = {"histograms": [asdict(score) for score in scores]}
+    return _Judgement(facts, lambda: print_histogram_scores(scores), lambda figure: None)
 
 
 def _values(sweep: str | None, present: float) -> list[float]:
@@ -273,21 +247,3 @@ def _at(epsilon: float, change: Callable[[Config, float], Config], settings: Con
         return change(settings, epsilon)
     except ConfigError as error:
         stop(f"cannot sweep epsilon={epsilon:g}: {error}")
-
-
-def _write_plot(scores: list[Score], path: Path) -> None:
-    from stream.cli.evaluate_report import plot
-
-    if all(score.mae is None for score in scores):
-        stop("no cell was released, so there is no error to draw; leave out --plot, or lower speed.min_users")
-    _draw_into(path, lambda: plot(scores, path))
-
-
-def _draw_into(path: Path, draw: Callable[[], None]) -> None:
-    """Draw a figure into ``path``; exit 2 if it cannot be."""
-    try:
-        draw()
-    except ImportError:
-        stop("plots need matplotlib: pip install 'hexveil[plot]'")
-    except (OSError, ValueError) as error:
-        stop(f"cannot write {path}: {error}; name a .png, .svg or .pdf in a folder that exists")

@@ -3,69 +3,89 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream.cli.options import columns, show
+from stream.cli.options import show, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from stream.evaluation.live import LiveScore
-    from stream.evaluation.living import Response
     from stream.evaluation.scores import HistogramScore, Score
-
-
-_ERRORS = (
-    "ε", "MAE", "RMSE", "bias", "noise", "E", "unit", "95 % covers", "released events", "useful events", "useful cells",
-)  # fmt: skip
-"""Columns of :func:`_errors` that are numbers."""
 
 
 def print_histogram_scores(scores: list[HistogramScore]) -> None:
     """Print one row per mechanism, family of ranges and epsilon."""
-    table = columns(
+    table = table_of(
+        scores,
+        {"mechanism": lambda score: score.mechanism, "ranges": lambda score: score.ranges},
+        {
+            "ε": lambda score: f"{score.epsilon:g}",
+            "counted": lambda score: f"{score.counted:.0f}",
+            "MAE": lambda score: f"{score.mae:.1f}",
+            "relative": lambda score: f"{score.relative:.1%}",
+            "its median": lambda score: f"{score.relative_median:.1%}",
+            "95 % width": lambda score: _number(score.width, ".0f"),
+            "covers": lambda score: _number(score.coverage, ".1%", ""),
+            "least class": lambda score: _number(min(score.covered.values(), default=None), ".1%", ""),
+            "seconds": lambda score: f"{score.seconds:.1f}",
+        },
         "Error of range counts against the truth (NOT PRIVATE)",
-        ("mechanism", "ranges"),
-        ("ε", "counted", "MAE", "relative", "its median", "95 % width", "covers", "least class", "seconds"),
     )
-    for score in scores:
-        table.add_row(
-            score.mechanism,
-            score.ranges,
-            f"{score.epsilon:g}",
-            f"{score.counted:.0f}",
-            f"{score.mae:.1f}",
-            f"{score.relative:.1%}",
-            f"{score.relative_median:.1%}",
-            "-" if score.width is None else f"{score.width:.0f}",
-            _percent(score.coverage, 1),
-            _percent(min(score.covered.values(), default=None), 1),
-            f"{score.seconds:.1f}",
-        )
     show(table, width=140)
 
 
 def print_scores(scores: list[Score]) -> None:
-    """Errors of every estimator, then charges and wall time of every run."""
-    errors = columns(
-        "Error against the truth, weighted by events (NOT PRIVATE)", ("mechanism", "statistic", "estimator"), _ERRORS
-    )
-    runs = columns(
-        "Runs: charges of users in a window (NOT PRIVATE), duality gap of the noise scales, wall time",
-        ("mechanism",),
-        ("ε", "unit", "min", "p5", "median", "p95", "max", "duality gap", "windows", "plans", "cells", "seconds"),
-    )
-    for score in scores:
-        errors.add_row(*_errors(score))
+    """Errors of every estimator, then charges and wall time of every run, then the worst cells."""
     of_runs: dict[tuple[str, float], Score] = {}
     for score in scores:
         of_runs.setdefault((score.mechanism, score.epsilon), score)
-    for score in of_runs.values():
-        runs.add_row(*_run(score))
-    cells = _worst_cells(scores)
-    show(errors, runs, *([cells] if cells.row_count else []))
+    errors = table_of(
+        scores,
+        {
+            "mechanism": lambda score: score.mechanism,
+            "statistic": lambda score: score.statistic,
+            "estimator": lambda score: score.estimator,
+        },
+        {
+            "ε": lambda score: f"{score.epsilon:g}",
+            "MAE": lambda score: _number(score.mae, _decimals(score)),
+            "RMSE": lambda score: _number(score.rmse, _decimals(score)),
+            "bias": lambda score: _number(score.bias, f"+{_decimals(score)}"),
+            "noise": lambda score: _number(score.noise, ".2f", ""),
+            "E": lambda score: _number(score.worst_error, ".1f", ""),
+            "unit": lambda score: score.unit,
+            "95 % covers": lambda score: _number(score.coverage, ".1%", ""),
+            "released events": lambda score: f"{score.released:.0%}",
+            "useful events": lambda score: _number(score.useful_coverage, ".0%", ""),
+            "useful cells": lambda score: _number(score.useful_cells, ".0%", ""),
+        },
+        "Error against the truth, weighted by events (NOT PRIVATE)",
+    )
+    runs = table_of(
+        of_runs.values(),
+        {"mechanism": lambda score: score.mechanism},
+        {
+            "ε": lambda score: f"{score.epsilon:g}",
+            "unit": lambda score: score.charges.unit,
+            "min": lambda score: f"{score.charges.least:.0f}",
+            "p5": lambda score: f"{score.charges.p5:.0f}",
+            "median": lambda score: f"{score.charges.median:.0f}",
+            "p95": lambda score: f"{score.charges.p95:.0f}",
+            "max": lambda score: f"{score.charges.most:.0f}",
+            "duality gap": lambda score: _number(score.duality_gap, ".1e", ""),
+            "windows": lambda score: str(score.windows),
+            "plans": _plans,
+            "cells": lambda score: str(score.cells),
+            "seconds": lambda score: f"{score.seconds:.1f}",
+        },
+        "Runs: charges of users in a window (NOT PRIVATE), duality gap of the noise scales, wall time",
+    )
+    show(errors, runs)
+    if known := [score for score in scores if score.cell_coverage]:
+        show(_worst_cells(known))
 
 
 _WORST = 5
@@ -74,69 +94,35 @@ _WORST = 5
 
 def _worst_cells(scores: list[Score]) -> Table:
     """The cells whose intervals miss the mean most often; clipped speeds are those that a release can tell."""
-    table = columns(
+    missed = [f"{sum(c.covers_measured < 0.5 for c in s.cell_coverage)} of {len(s.cell_coverage)}" for s in scores]
+    return table_of(
+        [(score, cell) for score in scores for cell in score.cell_coverage[:_WORST]],
+        {
+            "mechanism": lambda row: row[0].mechanism,
+            "estimator": lambda row: row[0].estimator,
+            "cell": lambda row: row[1].cell,
+        },
+        {
+            "ε": lambda row: f"{row[0].epsilon:g}",
+            "releases": lambda row: str(row[1].releases),
+            "events": lambda row: str(row[1].events),
+            "shown": lambda row: f"{row[1].shown:.1f}",
+            "clipped": lambda row: f"{row[1].clipped:.1f}",
+            "measured": lambda row: f"{row[1].measured:.1f}",
+            "covers clipped": lambda row: f"{row[1].covers_clipped:.0%}",
+            "covers measured": lambda row: f"{row[1].covers_measured:.0%}",
+        },
         "Worst cells: 95 % intervals of the mean that hold the truth, clipped and measured (NOT PRIVATE)",
-        ("mechanism", "estimator", "cell"),
-        ("ε", "releases", "events", "shown", "clipped", "measured", "covers clipped", "covers measured"),
+        f"Cells that miss most times, of each estimator in turn: {', '.join(missed)}.",
     )
-    for score in scores:
-        known = score.cell_coverage
-        if not known:
-            continue
-        missed = sum(one.covers_measured < 0.5 for one in known)
-        for one in known[:_WORST]:
-            table.add_row(
-                score.mechanism,
-                score.estimator,
-                one.cell,
-                f"{score.epsilon:g}",
-                str(one.releases),
-                str(one.events),
-                *(f"{speed:.1f}" for speed in (one.shown, one.clipped, one.measured)),
-                _percent(one.covers_clipped),
-                _percent(one.covers_measured),
-            )
-        table.add_row(
-            score.mechanism, score.estimator, f"{missed} of {len(known)} cells miss most times", end_section=True
-        )
-    return table
 
 
-def _errors(score: Score) -> list[str]:
-    digits = 3 if score.statistic == "distribution" else 2
-    return [
-        score.mechanism,
-        score.statistic,
-        score.estimator,
-        f"{score.epsilon:g}",
-        "-" if score.mae is None else f"{score.mae:.{digits}f}",
-        "-" if score.rmse is None else f"{score.rmse:.{digits}f}",
-        "-" if score.bias is None else f"{score.bias:+.{digits}f}",
-        "" if score.noise is None else f"{score.noise:.2f}",
-        "" if score.worst_error is None else f"{score.worst_error:.1f}",
-        score.unit,
-        _percent(score.coverage, 1),
-        _percent(score.released),
-        _percent(score.useful_coverage),
-        _percent(score.useful_cells),
-    ]
+def _decimals(score: Score) -> str:
+    return ".3f" if score.statistic == "distribution" else ".2f"
 
 
-def _run(score: Score) -> list[str]:
-    """What all scores of one run share."""
-    charges = score.charges
-    spread = (charges.least, charges.p5, charges.median, charges.p95, charges.most)
-    return [
-        score.mechanism,
-        f"{score.epsilon:g}",
-        charges.unit,
-        *(f"{charge:.0f}" for charge in spread),
-        "" if score.duality_gap is None else f"{score.duality_gap:.1e}",
-        str(score.windows),
-        _plans(score),
-        str(score.cells),
-        f"{score.seconds:.1f}",
-    ]
+def _number(value: float | None, form: str, none: str = "-") -> str:
+    return none if value is None else f"{value:{form}}"
 
 
 def _plans(score: Score) -> str:
@@ -147,60 +133,37 @@ def _plans(score: Score) -> str:
     return ", ".join(f"{name} {windows}" for name, windows in score.plans.items()) + f"; K {before} → {after}"
 
 
-def _percent(share: float | None, digits: int = 0) -> str:
-    return "" if share is None else f"{share:.{digits}%}"
-
-
-def live_report(scores: Sequence[LiveScore], source: str, draws: int) -> dict[str, Any]:
-    """The scores as JSON, marked as not private."""
-    from stream.evaluation.evaluate import NOT_PRIVATE
-
-    facts = [score.facts() for score in scores]
-    return {"private": False, "warning": NOT_PRIVATE, "recording": source, "trials": draws, "live": facts}
-
-
-_OF_LIFE = ("ε a period", "shown", "MAE", "useful", "half-width", "covers events", "covers cells", "skill", "oracle")
-
-
 def print_live_scores(scores: Sequence[LiveScore]) -> None:
     """One row for each configuration; then what skill is measured against, and what was planted."""
-    first = scores[0]
-    minutes = () if first.incident is None else first.incident.minutes
-    table = columns(
-        "The live map against the truth, weighted by events (NOT PRIVATE)",
-        ("mechanism",),
-        [*_OF_LIFE, *(f"{each:g} min" for each in minutes)],
-        _explained(first),
-    )
-    for score in scores:
-        table.add_row(
-            score.mechanism,
-            f"{score.budget:.3g}",
-            f"{score.shown:.0%}",
-            _number(score.mae, ".1f"),
-            f"{score.useful:.0%}",
-            _number(score.half_width, ".1f", "±"),
-            _number(score.covers_events, ".1%"),
-            _number(score.covers_cells, ".1%"),
-            f"{score.skill:+.2f}",
-            f"{score.oracle:+.2f}",
-            *_seen(score.incident),
+    minutes = () if (incident := scores[0].incident) is None else incident.minutes
+
+    def seen(window: int) -> Callable[[LiveScore], str]:
+        return lambda score: (
+            "" if score.incident is None else f"{score.incident.seen[window]:.0%}, {score.incident.flagged[window]:.0%}"
         )
+
+    table = table_of(
+        scores,
+        {"mechanism": lambda score: score.mechanism},
+        {
+            "ε a period": lambda score: f"{score.budget:.3g}",
+            "shown": lambda score: f"{score.shown:.0%}",
+            "MAE": lambda score: _number(score.mae, ".1f"),
+            "useful": lambda score: f"{score.useful:.0%}",
+            "half-width": lambda score: "-" if score.half_width is None else f"±{score.half_width:.1f}",
+            "covers events": lambda score: _number(score.covers_events, ".1%"),
+            "covers cells": lambda score: _number(score.covers_cells, ".1%"),
+            "skill": lambda score: f"{score.skill:+.2f}",
+            "oracle": lambda score: f"{score.oracle:+.2f}",
+        }
+        | {f"{each:g} min": seen(window) for window, each in enumerate(minutes)},
+        "The live map against the truth, weighted by events (NOT PRIVATE)",
+        _explained(scores[0]),
+    )
     show(table)
 
 
-def _seen(incident: Response | None) -> list[str]:
-    if incident is None:
-        return []
-    return [f"{seen:.0%}, {flagged:.0%}" for seen, flagged in zip(incident.seen, incident.flagged, strict=True)]
-
-
-def _number(value: float | None, form: str, before: str = "") -> str:
-    return "-" if value is None else f"{before}{value:{form}}"
-
-
 def _explained(score: LiveScore) -> str:
-    """The last sentences of the table."""
     sentences = (
         f"{score.windows} windows with a median of {score.vehicles:g} users, {score.draws} draws; km/h. skill: 0 says "
         f"no more than the exact mean of the {score.against}, 1 is exact. oracle: an estimate of the same noise that "
@@ -269,7 +232,6 @@ def _label(score: Score) -> str:
 
 
 def _mae(score: Score) -> float:
-    """The error of a score that has one."""
     assert score.mae is not None
     return score.mae
 

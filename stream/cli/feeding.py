@@ -1,29 +1,31 @@
-"""What the commands that feed the service share: run until done or Ctrl-C, show progress, say what was read."""
+"""What the commands that feed the service share: run until done or Ctrl-C, show progress, say what was read.
+
+Their events go to Kafka or a file, or are released here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, stop, stopped_by_signals
+from stream.cli.options import FAILED, USAGE, progress_bars, stop, stopped_by_signals
 from stream.config import Config
+from stream.config.feed import FeedConfig, SpeedSource, derived_speed_note
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-
     from stream.sources.delivery import Pacer, Progress  # slow to import; what is released offline does not need it
+    from stream.sources.polling import Sink
     from stream.sources.snapshot_events import SnapshotEvents
 
 
@@ -84,16 +86,12 @@ def feed_kafka(
 
     Exits 1 if the recording is damaged, 2 if all of it would be late, 3 if Kafka does not answer.
     """
-    from stream.sources.delivery import DeliveryError, Progress
+    from stream.sources.delivery import Progress
 
     progress, failure, interrupted = Progress(), None, False
     began = time.monotonic()
     try:
         interrupted = asyncio.run(_deliver(config, _in_time(config, blocks), pacer, progress, share_read))
-    except TooLateError as error:
-        stop(error)
-    except DeliveryError as error:
-        stop(error, UNREACHABLE)
     except RecordingError as error:
         failure = error
     seconds = time.monotonic() - began
@@ -127,47 +125,19 @@ async def _deliver(
 ) -> bool:
     from stream.sources.delivery import KafkaSender, deliver
 
-    stop = stopped_by_signals()
-    bars = _bars() if sys.stderr.isatty() else None
-    with bars or nullcontext():
-        report: Callable[[], None] = lambda: None  # noqa: E731
-        if bars is not None:
-            report = _reporter(bars, progress, share_read)
+    stopping, began = stopped_by_signals(), time.monotonic()
+    with progress_bars() as bars:
+        task = bars.add_task("sending", total=None if share_read is None else 1.0)
+
+        def report() -> None:
+            rate = progress.sent / max(time.monotonic() - began, 1e-3)
+            until = iso(progress.last_due) if progress.sent else ""
+            done = 0.0 if share_read is None else share_read()
+            bars.update(task, completed=done, description=f"{progress.sent:,} events  {rate:,.0f}/s  {until}")
+
         async with KafkaSender(config.kafka, config.feed.topic) as sender:
-            await deliver(blocks, sender, pacer, progress, stopped=stop.is_set, report=report)
-    return stop.is_set()
-
-
-def _bars() -> Bars:
-    from rich.console import Console
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn
-    from rich.progress import Progress as Bars
-
-    return Bars(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[events]:,} events  {task.fields[rate]:,.0f}/s  {task.fields[recorded]}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-
-
-def _reporter(bars: Bars, progress: Progress, share_read: Callable[[], float] | None) -> Callable[[], None]:
-    task = bars.add_task("sending", total=None if share_read is None else 1.0, events=0, rate=0.0, recorded="")
-    began = time.monotonic()
-
-    def report() -> None:
-        bars.update(
-            task,
-            completed=0.0 if share_read is None else share_read(),
-            events=progress.sent,
-            rate=progress.sent / max(time.monotonic() - began, 1e-3),
-            recorded=iso(progress.last_due) if progress.sent else "",
-        )
-
-    return report
+            await deliver(blocks, sender, pacer, progress, stopped=stopping.is_set, report=report)
+    return stopping.is_set()
 
 
 _SHOWN = 5
@@ -257,3 +227,113 @@ def why_no_event(reader: SnapshotEvents) -> str:
         cause = reader.cause_of_refusals
         return f"vehicles refused: {reasons}" + ("" if cause is None else f". {cause}")
     return "are these vehicle positions, and not stop times or alerts?"
+
+
+Speeds = Annotated[
+    str | None,
+    typer.Option(
+        help="'missing': derive missing speeds from positions; 'derived': derive all; 'reported': derive none. "
+        "Default: feed.speeds if it is set, else 'missing'.",
+        show_default=False,
+    ),
+]
+EventsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="Write canonical events as NDJSON to this file instead of Kafka ('-': stdout); those of a live feed are "
+        "appended. With --offline: the releases.",
+    ),
+]
+Offline = Annotated[bool, typer.Option(help="Release the events here, without Kafka; see --out.")]
+SummaryAsJson = Annotated[
+    bool, typer.Option("--json", help="Print the summary as JSON to stdout; to stderr where events go to stdout.")
+]
+
+Feed = Callable[["Sink", asyncio.Event], Awaitable[None]]
+"""Feeds a sink until the event is set."""
+
+
+def speed_source(speeds: str | None, feed: FeedConfig) -> SpeedSource:
+    """What ``--speeds`` names; without it, what ``feed.speeds`` says, and if that is not set, "missing".
+
+    Raises :class:`typer.BadParameter` for any other name.
+    """
+    if speeds is None:
+        return feed.speeds if "speeds" in feed.model_fields_set else "missing"
+    if speeds not in (sources := get_args(SpeedSource)):
+        raise typer.BadParameter(f"{speeds!r} is none of {', '.join(sources)}", param_hint="--speeds")
+    return cast("SpeedSource", speeds)
+
+
+def live_speed_note(settings: Config, speeds: SpeedSource) -> str | None:
+    """What the derived speeds of a live feed mean for privacy, and that readers of its releases are told otherwise."""
+    note, configured = derived_speed_note(settings.relation, speeds), settings.feed.speeds
+    if speeds == configured:
+        return note
+    mismatch = (
+        f"Here speeds are {speeds!r}, but feed.speeds is {configured!r}, and hexveil check, the dashboard and "
+        f"/api/v1/feeds say what that says: set feed.speeds to {speeds!r}."
+    )
+    return mismatch if note is None else f"{note} {mismatch}"
+
+
+def check_release_file(out: Path | None) -> None:
+    """Raises :class:`typer.BadParameter` for a file to which no live feed can be released."""
+    if out is None or out.suffix != ".ndjson":
+        raise typer.BadParameter("with --offline and an address, name a file like releases.ndjson", param_hint="--out")
+
+
+def run_live(
+    config: Config, reader: SnapshotEvents, feed: Feed, source: str, out: Path | None, *, offline: bool, force: bool
+) -> None:
+    """Send a live feed to Kafka, or to the file ``out`` (``-``: stdout), until Ctrl-C; ``offline``: release it into
+    that file, which :func:`check_release_file` has seen. ``source``: its name in errors.
+
+    If it goes to Kafka, the last fixes of ``reader`` are kept in Redis under "values", because another process may go
+    on with it.
+    """
+    from stream.sources.polling import FileSink, KafkaSink
+
+    if offline and out is not None:
+        _release(config, feed, source, out, force=force)
+    elif out is not None:
+        try:
+            _run(feed, lambda stopping: FileSink(out))
+        except OSError as error:
+            stop(f"{out}: {error.strerror or error}; --out needs a file that you may write to", FAILED)
+    else:
+        from stream.sources.fix_memory import fix_memory
+
+        reader.remember_by(fix_memory(config))
+        _run(feed, lambda stopping: KafkaSink(config, stopping))
+
+
+def _release(config: Config, feed: Feed, source: str, out: Path, *, force: bool) -> None:
+    from concurrent.futures.process import BrokenProcessPool
+
+    from redis.exceptions import RedisError
+
+    from stream.embedded import EmbeddedSink
+    from stream.local import RedisServer
+
+    if out.exists() and not force:
+        stop(f"{out} exists, and its releases cannot be drawn again; name another file, or overwrite it with --force")
+    try:
+        out.write_bytes(b"")
+    except OSError as error:
+        stop(f"{out}: {error.strerror or error}; --out needs a folder that you may write to")
+    try:
+        with RedisServer() as server:
+            embedded = config.model_copy(update={"redis": config.redis.model_copy(update={"url": server.url})})
+            _run(feed, lambda stopping: EmbeddedSink(embedded, out, stopping))
+    except (BrokenProcessPool, RedisError, OSError) as error:
+        stop(f"the release of {source} ended: {error}; what {out} contains was released", FAILED)
+
+
+def _run(feed: Feed, sink: Callable[[asyncio.Event], Sink]) -> None:
+    async def run() -> None:
+        stopping = stopped_by_signals()
+        await feed(sink(stopping), stopping)
+
+    asyncio.run(run())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +13,8 @@ from zoneinfo import ZoneInfo
 import typer
 
 from stream.cli.feeding import refusals
-from stream.cli.options import FAILED, ConfigFile, choose_config, stop
-from stream.config import Config, ConfigError, load_config
+from stream.cli.options import ConfigFile, Force, choose_config, require_new, stop, write_text
+from stream.config import Config, load_config
 from stream.config.public_cells import MAX_CELLS
 from stream.sources.places import Places, as_area, as_features, as_table, places
 from stream.sources.schedule import Mode, Schedule, ScheduleError, read_schedule
@@ -44,7 +43,7 @@ def command(
         list[Mode] | None,
         typer.Option(help="Count routes of this mode alone; may be repeated. Default: all modes.", show_default=False),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the files.")] = False,
+    force: Force = False,
     config: ConfigFile = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary alone, as JSON, to stdout; needs --out.")
@@ -54,15 +53,12 @@ def command(
     facts; they cost no budget.
     """
     _check_options(out, area, force=force, as_json=as_json)
-    try:
-        settings = load_config(choose_config(config, silent=as_json))
-        schedule = read_schedule(file, mode or tuple(Mode))
-        if mode and not schedule.routes:
-            raise ScheduleError(f"{file} has no route of that mode; it has {_listed(schedule)}")
-        level = settings.hexagons.resolution if resolution is None else resolution
-        chart = places(schedule, settings.feed.domain, level)
-    except (ConfigError, ScheduleError) as error:
-        stop(error)
+    settings = load_config(choose_config(config, silent=as_json))
+    schedule = read_schedule(file, mode or tuple(Mode))
+    if mode and not schedule.routes:
+        raise ScheduleError(f"{file} has no route of that mode; it has {_listed(schedule)}")
+    level = settings.hexagons.resolution if resolution is None else resolution
+    chart = places(schedule, settings.feed.domain, level)
     if not chart.cells:
         stop(
             f"{file}: none of its {len(schedule.stops)} stops lies in feed.domain, and no route crosses it; correct "
@@ -73,26 +69,21 @@ def command(
             f"{file}: no route crosses feed.domain, so there is no public list; correct the domain, or leave out --area"
         )
     features = out is not None and out.suffix == ".geojson"
-    speeds = _Speeds() if features else _scheduled(file, settings, level, schedule.routes if mode else None)
-    _write(out, as_features(chart) if features else as_table(chart, speeds.table))
+    speeds, scheduled = _NONE, None
+    if not features:
+        speeds, scheduled = _scheduled(file, settings, level, schedule.routes if mode else None)
+    _write(out, as_features(chart) if features else as_table(chart, scheduled))
     if area is not None:
         _write(area, as_area(chart))
     _tell(settings, schedule, chart, as_json, speeds)
-    if not (mode or as_json) and speeds.table is not None and len(schedule.modes) > 1:
+    if not (mode or as_json) and scheduled is not None and len(schedule.modes) > 1:
         typer.echo(
             f"Note: scheduled speeds are of all modes ({_listed(schedule)}); choose yours with --mode.", err=True
         )
 
 
-@dataclass(frozen=True)
-class _Speeds:
-    """Scheduled speeds as they are written, or why there are none (neither where none were wanted)."""
-
-    table: dict[str, Any] | None = None
-    trips: int = 0
-    straight: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    missing: str | None = None
+_NONE: dict[str, Any] = {"cells": 0, "trips": 0, "straight": 0, "refused": {}, "missing": None}
+"""What is told of scheduled speeds that were not wanted."""
 
 
 def _listed(schedule: Schedule) -> str:
@@ -100,18 +91,21 @@ def _listed(schedule: Schedule) -> str:
     return ", ".join(f"{count} {mode}" for mode, count in schedule.modes.most_common()) or "none"
 
 
-def _scheduled(file: Path, config: Config, resolution: int, routes: Collection[str] | None) -> _Speeds:
-    """Scheduled speeds of cells. Without them the places are written all the same."""
+def _scheduled(
+    file: Path, config: Config, resolution: int, routes: Collection[str] | None
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What is told of scheduled speeds, and these; None, and why. Without them the places are written all the same."""
     try:
         timetable = read_timetable(file, routes)
         _check_zones(timetable, config.feed.timezone)
         speeds = scheduled_speeds(timetable, config.feed.domain, resolution)
         table = speeds.table()
     except ScheduleError as error:
-        return _Speeds(missing=str(error))
+        return _NONE | {"missing": str(error)}, None
+    told = _NONE | {"refused": dict(speeds.refused)}
     if not table["cells"]:
-        return _Speeds(missing="no trip with days of service and times crosses feed.domain", refused=speeds.refused)
-    return _Speeds(table, speeds.trips, speeds.straight, speeds.refused)
+        return told | {"missing": "no trip with days of service and times crosses feed.domain"}, None
+    return told | {"cells": len(table["cells"]), "trips": speeds.trips, "straight": speeds.straight}, table
 
 
 def _check_zones(timetable: Timetable, zone: str) -> None:
@@ -139,23 +133,19 @@ def _check_options(out: Path | None, area: Path | None, *, force: bool, as_json:
     if out is not None and area is not None and out.resolve() == area.resolve():
         raise typer.BadParameter(f"{area} is the file of --out, too; name another", param_hint="--area")
     for path in (out, area):
-        if path is not None and path.exists() and not force:
-            stop(f"{path} exists; name another file, or overwrite it with --force")
+        if path is not None:
+            require_new(path, force=force)
 
 
 def _write(path: Path | None, document: dict[str, Any]) -> None:
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     if path is None:
         typer.echo(text)
-        return
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        stop(f"{path}: {error.strerror or error}", FAILED)
+    else:
+        write_text(path, text + "\n")
 
 
-def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool, speeds: _Speeds) -> None:
-    """Say what was read: as JSON on stdout, or in sentences on stderr."""
+def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool, speeds: dict[str, Any]) -> None:
     crossed = sum(bool(place.routes) for place in chart.cells)
     summary = {
         "stops": len(schedule.stops),
@@ -166,37 +156,25 @@ def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool, spee
         "crossed": crossed,
         "outside": chart.outside,
         "refused": dict(schedule.refused),
-        "scheduled": {
-            "cells": 0 if speeds.table is None else len(speeds.table["cells"]),
-            "trips": speeds.trips,
-            "straight": speeds.straight,
-            "refused": dict(speeds.refused),
-            "missing": speeds.missing,
-        },
+        "scheduled": speeds,
     }
     if as_json:
         typer.echo(json.dumps(summary))
         return
-    typer.echo(
+    lines = [
         f"{summary['stops']} stops, {summary['routes']} routes: {summary['cells']} cells of resolution "
         f"{chart.resolution}, {summary['named']} with a name, {crossed} crossed by routes; {chart.outside} not wholly "
-        "in feed.domain left out" + refusals(schedule.refused),
-        err=True,
-    )
-    _tell_speeds(speeds)
+        "in feed.domain left out" + refusals(schedule.refused)
+    ]
+    if speeds["missing"] is not None:
+        lines.append(f"Note: no scheduled speeds: {speeds['missing']}.")
+    elif speeds["cells"]:
+        straight = f", {speeds['straight']} of them straight from stop to stop" if speeds["straight"] else ""
+        lines.append(
+            f"Scheduled speeds of {speeds['cells']} cells from {speeds['trips']} trips{straight}"
+            + refusals(Counter(speeds["refused"]))
+        )
     if config.participation is not None and crossed > MAX_CELLS:
-        typer.echo(
-            f"Note: {crossed} cells are more than the {MAX_CELLS} that may be public; use larger cells.", err=True
-        )
-
-
-def _tell_speeds(speeds: _Speeds) -> None:
-    if speeds.table is not None:
-        straight = f", {speeds.straight} of them straight from stop to stop" if speeds.straight else ""
-        typer.echo(
-            f"Scheduled speeds of {len(speeds.table['cells'])} cells from {speeds.trips} trips{straight}"
-            + refusals(speeds.refused),
-            err=True,
-        )
-    elif speeds.missing is not None:
-        typer.echo(f"Note: no scheduled speeds: {speeds.missing}.", err=True)
+        lines.append(f"Note: {crossed} cells are more than the {MAX_CELLS} that may be public; use larger cells.")
+    for line in lines:
+        typer.echo(line, err=True)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stream.cli.feeding import SnapshotReport
-from stream.cli.live import (
+from stream.cli.feeding import (
     EventsFile,
-    ForceOffline,
     Offline,
+    SnapshotReport,
     Speeds,
     SummaryAsJson,
     check_release_file,
@@ -20,12 +19,12 @@ from stream.cli.live import (
     run_live,
     speed_source,
 )
-from stream.cli.options import ConfigFile, choose_config, load_to_release, secret_text, stop
-from stream.config import ConfigError, load_config
+from stream.cli.options import ConfigFile, Force, choose_config, load_to_release, secret_text, stop
+from stream.config import load_config
 from stream.sources.hfp import EVERY_POSITION, HighFrequencyPositions
 
 if TYPE_CHECKING:
-    from stream.sources.live import Sink
+    from stream.sources.polling import Sink
 
 
 def command(
@@ -45,7 +44,7 @@ def command(
     speeds: Speeds = None,
     out: EventsFile = None,
     offline: Offline = False,
-    force: ForceOffline = False,
+    force: Force = False,
     once: Annotated[bool, typer.Option(help="Stop after the first events.")] = False,
     config: ConfigFile = None,
     as_json: SummaryAsJson = False,
@@ -63,7 +62,7 @@ def command(
         reader = HighFrequencyPositions(settings.feed, settings.slotting, source_of_speeds, settings.relation)
         broker = Broker(address, tuple(topic or [EVERY_POSITION]), ca, None if login is None else _login(login))
         broker.tls()
-    except (ConfigError, ValueError) as error:
+    except ValueError as error:
         stop(error)
     note = live_speed_note(settings, source_of_speeds)
     report = SnapshotReport(reader, note, as_json, on_stderr=str(out) == "-", unit="messages")

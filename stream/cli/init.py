@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.options import stop
+from stream.cli.options import Force, require_new, stop, write_text
 from stream.config.search import LOCAL, template
 from stream.config.servers import MapKind
 
@@ -26,18 +26,13 @@ def command(
         MapKind,
         typer.Option("--map", help="typical: what each hour is usually like, finer than few vehicles can fill live."),
     ] = "live",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: Force = False,
 ) -> None:
     """Write a complete configuration with comments."""
-    if path.exists() and not force:
-        stop(f"{path} exists; choose another name or pass --force")
+    require_new(path, force=force)
     if kind == "typical" and relation == NeighbouringRelation.PARTICIPATION:
         stop("--map typical was measured under relation 'values' alone; leave it out")
-    text = for_fleet(relation, vehicles, kind)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        stop(f"{path}: {error.strerror}; name a file in a folder that you may write to")
+    write_text(path, for_fleet(relation, vehicles, kind))
     named = "" if path == LOCAL else f" --config {path}"
     typer.echo(f"{path} written. Set feed, area and budget in it, then run: hexveil check{named}")
 

@@ -17,13 +17,13 @@ import typer
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import iso
-from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, choose_config, stop
+from stream.cli.options import AsJson, ConfigFile, Force, choose_config, require_new, stop, write_text
 
 if TYPE_CHECKING:
     from stream.config import Config
     from stream.diagnosis.inspection import Inspection, Suggestion
     from stream.diagnosis.measures import Measures
-    from stream.diagnosis.observations import Observations
+    from stream.diagnosis.reading import Observations
 
 
 NOT_PRIVATE = (
@@ -48,7 +48,7 @@ def command(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Folder for a map and histograms; needs matplotlib.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Look at so many fixes at most.")] = 1_000_000,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --write.")] = False,
+    force: Force = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -57,38 +57,20 @@ def command(
         raise typer.BadParameter(
             "with --write, say what is protected: values or participation", param_hint="--relation"
         )
-    if write is not None and write.exists() and not force:
-        stop(f"{write} exists; choose another name or pass --force")
-    given = None if config is None else _given(config)
-    report = _inspected(_one(sources), limit, given, config)
+    if write is not None:
+        require_new(write, force=force)
+    from stream.config import load_config
+    from stream.sources.recording import together
+
+    given = None if config is None else load_config(choose_config(config))
+    source = sources[0] if len(sources) == 1 else str(together(list(map(Path, sources))))
+    report = _inspected(source, limit, given, config)
     _report(report, sources, config, plot, as_json)
     if write is not None and relation is not None:
         _write(write, relation, report.suggestions)
 
 
-def _one(sources: list[str]) -> str:
-    """The source; a folder of links to the files if there are several."""
-    from stream.sources.lines import RecordingError
-    from stream.sources.opening import together
-
-    try:
-        return sources[0] if len(sources) == 1 else str(together(list(map(Path, sources))))
-    except (OSError, RecordingError) as error:
-        stop(error)
-
-
-def _given(config: Path) -> Config:
-    """A configuration; exit 2 if it is not sound."""
-    from stream.config import ConfigError, load_config
-
-    try:
-        return load_config(choose_config(config))
-    except ConfigError as error:
-        stop(error)
-
-
 def _report(report: Inspection, sources: list[str], config: Path | None, plot: Path | None, as_json: bool) -> None:
-    """Print and draw what was measured."""
     typer.echo(NOT_PRIVATE, err=True)
     if as_json:
         facts = {
@@ -102,42 +84,40 @@ def _report(report: Inspection, sources: list[str], config: Path | None, plot: P
     else:
         _print(report, sources, config)
     if plot is not None:
-        _plot(report.seen, report.measures, plot)
+        try:
+            plot.mkdir(parents=True, exist_ok=True)
+            _plot_feed(report.seen, report.measures, plot / "inspection.png")
+        except ImportError:
+            stop("--plot needs matplotlib: pip install 'hexveil[plot]'")
+        except OSError as error:
+            stop(f"{plot}: {error.strerror or error}; name a folder that you may write to")
+        typer.echo(f"{plot / 'inspection.png'} drawn; it is not private", err=True)
 
 
 def _inspected(source: str, limit: int, given: Config | None, config: Path | None) -> Inspection:
-    """The inspection of ``source``; exit 2 if it cannot be read, 3 if a server does not answer."""
-    from stream.config import ConfigError
     from stream.diagnosis.inspection import inspect
-    from stream.diagnosis.live import TopicUnreachableError
-    from stream.diagnosis.observations import InspectionError
     from stream.diagnosis.observing import observe_file
+    from stream.diagnosis.reading import InspectionError
     from stream.sources.lines import RecordingError
-    from stream.sources.polling import FetchError
 
     path = Path(source)
-    try:
-        is_address = source.lower().startswith(("http://", "https://"))
-        if is_address or source == "-":
-            with tempfile.TemporaryDirectory() as folder:  # it is read more than once
-                copy = Path(folder) / "the answer"
-                if is_address:
-                    copy.write_bytes(asyncio.run(_fetched(source)))
-                else:
-                    _copy_standard_input(copy)
-                try:
-                    return inspect(observe_file(copy, limit, given), copy, given, limit)
-                except (InspectionError, RecordingError) as error:
-                    raise InspectionError(str(error).replace(f"{folder}{os.sep}", "")) from None
-        if os.path.exists(source):  # Path.exists raises for a name that is too long
-            return inspect(observe_file(path, limit, given), path, given, limit)
-        if "/" in source or path.suffix in (".csv", ".ndjson", ".json", ".parquet", ".pb", ".gz"):
-            raise InspectionError(f"{source}: no such file")
-        return _of_topic(source, limit, given, config)
-    except (ConfigError, InspectionError, RecordingError) as error:
-        stop(error)
-    except (FetchError, TopicUnreachableError) as error:
-        stop(error, UNREACHABLE)
+    is_address = source.lower().startswith(("http://", "https://"))
+    if is_address or source == "-":
+        with tempfile.TemporaryDirectory() as folder:  # it is read more than once
+            copy = Path(folder) / "the answer"
+            if is_address:
+                copy.write_bytes(asyncio.run(_fetched(source)))
+            else:
+                _copy_standard_input(copy)
+            try:
+                return inspect(observe_file(copy, limit, given), copy, given, limit)
+            except (InspectionError, RecordingError) as error:
+                raise InspectionError(str(error).replace(f"{folder}{os.sep}", "")) from None
+    if os.path.exists(source):  # Path.exists raises for a name that is too long
+        return inspect(observe_file(path, limit, given), path, given, limit)
+    if "/" in source or path.suffix in (".csv", ".ndjson", ".json", ".parquet", ".pb", ".gz"):
+        raise InspectionError(f"{source}: no such file")
+    return _of_topic(source, limit, given, config)
 
 
 def _copy_standard_input(copy: Path) -> None:
@@ -168,7 +148,7 @@ def _of_topic(topic: str, limit: int, given: Config | None, config: Path | None)
 
 
 async def _fetched(url: str) -> bytes:
-    from stream.diagnosis.observations import InspectionError
+    from stream.diagnosis.reading import InspectionError
     from stream.sources.polling import Poller, PollSettings
 
     try:
@@ -274,18 +254,6 @@ def _plot_feed(seen: Observations, measures: Measures, path: Path) -> None:
     figure.savefig(path)
 
 
-def _plot(seen: Observations, measures: Measures, folder: Path) -> None:
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _plot_feed(seen, measures, folder / "inspection.png")
-    except ImportError:
-        stop("--plot needs matplotlib: pip install 'hexveil[plot]'")
-    except OSError as error:
-        stop(f"{folder}: {error.strerror or error}; name a folder that you may write to")
-    typer.echo(f"{folder / 'inspection.png'} drawn; it is not private", err=True)
-
-
 def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) -> None:
     from stream.config import ConfigError, find_config, load_config
     from stream.config.search import template
@@ -293,12 +261,7 @@ def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) 
 
     if not lines:
         stop("nothing to suggest, because no fix can be used: set what the faults say in a configuration, --config")
-    try:
-        path.write_text(
-            configuration(template(relation).read_text(encoding="utf-8"), lines, relation), encoding="utf-8"
-        )
-    except OSError as error:
-        stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to")
+    write_text(path, configuration(template(relation).read_text(encoding="utf-8"), lines, relation))
     remaining = {
         NeighbouringRelation.VALUES: "Set timezone and budget in it, then run",
         NeighbouringRelation.PARTICIPATION: "Set domain (from a map, not from the recording), timezone, cells and "

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 from zoneinfo import ZoneInfo
 
 import typer
 
-from stream.cli.options import FAILED, AsJson, ConfigFile, asked, choose_config, read_config, stop
+from stream.cli.options import FAILED, AsJson, ConfigFile, asked, choose_config, load_to_release, stop
 from stream.config import Config
-from stream.storage.client import redis_client
 
 if TYPE_CHECKING:
-    from stream.storage.release_store import ReleaseStore
+    from redis.asyncio import Redis
 
-T = TypeVar("T")
+    from stream.storage.shared_ledger import SharedLedger
 
 
-async def _totals(config: Config) -> tuple[dict[str, dict[str, float]], int | None, dict[str, int]]:
+async def _totals(redis: Redis, config: Config) -> tuple[dict[str, dict[str, float]], int | None, dict[str, int]]:
     """Users and charges by period, until when periods are retired, and the feeds that share the ledger, with what they
     hold.
 
@@ -30,12 +28,11 @@ async def _totals(config: Config) -> tuple[dict[str, dict[str, float]], int | No
     from stream.storage.ledger import Ledger
     from stream.storage.shared_ledger import SharedLedger
 
-    async with redis_client(config.redis) as redis:
-        ledger = Ledger.of(redis, config)
-        await ledger.kept_under(config.ledger_policy)
-        totals = {period: await ledger.total(period) for period in await ledger.periods()}
-        retired, shared = await ledger.retired(), SharedLedger.of(redis, config)
-        feeds = {} if shared is None else await shared.feeds()
+    ledger = Ledger.of(redis, config)
+    await ledger.kept_under(config.ledger_policy)
+    totals = {period: await ledger.total(period) for period in await ledger.periods()}
+    retired, shared = await ledger.retired(), SharedLedger.of(redis, config)
+    feeds = {} if shared is None else await shared.feeds()
     unit, _ = config.privacy.ledger_unit
     return {period: {"users": users, unit: total} for period, (users, total) in totals.items()}, retired, feeds
 
@@ -48,36 +45,19 @@ about these users in these periods, because the feed is new or the recording was
 command with --no-other-ledger."""
 
 
-def _period_start(config: Config, since: str | None) -> int:
-    """Start of the ledger period, or block of a horizon, that holds ``since`` (local date or RFC 3339 time; None: now).
-
-    Raises ValueError.
-    """
-    return config.slotting.period_of(int(time.time()) if since is None else _moment(config, since)).begun
-
-
 def _moment(config: Config, text: str) -> int:
     """A local date or an RFC 3339 time as epoch seconds. Raises ValueError."""
     moment = datetime.fromisoformat(text)
     return int((moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(config.feed.timezone))).timestamp())
 
 
-async def _of_store(config: Config, ask: Callable[[ReleaseStore], Awaitable[T]]) -> T:
-    """What the store of releases answers."""
-    from stream.storage.release_store import ReleaseStore
-
-    async with redis_client(config.redis) as redis:
-        return await ask(ReleaseStore.of(redis, config))
-
-
-async def _adopt(config: Config, since: int) -> int:
+async def _adopt(redis: Redis, config: Config, since: int) -> int:
     from stream.protocol.ledger_check import Known, LedgerCheck
     from stream.storage.ledger import Ledger
 
-    async with redis_client(config.redis) as redis:
-        ledger = Ledger.of(redis, config)
-        await LedgerCheck(config, redis, ledger, Known()).verify()
-        return await ledger.adopt(since)
+    ledger = Ledger.of(redis, config)
+    await LedgerCheck(config, redis, ledger, Known()).verify()
+    return await ledger.adopt(since)
 
 
 _LEAVING = """\
@@ -87,13 +67,17 @@ again: then only windows of periods that begin later. What it charged stays char
 they join again at once; then repeat the command with --yes."""
 
 
-async def _leave(config: Config, feed: str) -> None:
+def _shared(redis: Redis, config: Config) -> SharedLedger:
     from stream.storage.shared_ledger import SharedLedger
 
-    async with redis_client(config.redis) as redis:
-        shared = SharedLedger.of(redis, config)
-        assert shared is not None, "the command was refused without [ledger]"
-        await shared.leave(feed)
+    shared = SharedLedger.of(redis, config)
+    assert shared is not None, "the command was refused without [ledger]"
+    return shared
+
+
+def _require_shared(config: Config) -> None:
+    if config.shared_ledger is None:
+        stop(f"feed '{config.feed.name}' has a ledger of its own: the configuration has no [ledger]")
 
 
 _RAISING = """\
@@ -103,15 +87,11 @@ less. With --yes the budget of this configuration is stated, lower or higher. Fi
 are configured with a lower one, or they state theirs again; then repeat the command with --yes."""
 
 
-async def _state_budget(config: Config) -> None:
+async def _state_budget(redis: Redis, config: Config) -> None:
     from stream.storage.ledger import Ledger
-    from stream.storage.shared_ledger import SharedLedger
 
-    async with redis_client(config.redis) as redis:
-        shared = SharedLedger.of(redis, config)
-        assert shared is not None, "the command was refused without [ledger]"
-        await Ledger.of(redis, config).kept_under(config.ledger_policy)  # which names the unit of the budget
-        await shared.state_budget(config.privacy.ledger_budget)
+    await Ledger.of(redis, config).kept_under(config.ledger_policy)  # which names the unit of the budget
+    await _shared(redis, config).state_budget(config.privacy.ledger_budget)
 
 
 command = typer.Typer(
@@ -119,19 +99,14 @@ command = typer.Typer(
 )
 
 
-@command.callback()
-def group() -> None:
-    """Show and adopt the ledger of budgets. Never publish what these commands print."""
-
-
 @command.command("show")
 def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Show the number of users charged and the sum of charges in each ledger period."""
-    settings = read_config(choose_config(config))
+    settings = load_to_release(choose_config(config))
     from stream.storage.shared_ledger import retirement_held_by
     from stream.windows import utc_text
 
-    totals, retired, feeds = asked(settings, _totals(settings))
+    totals, retired, feeds = asked(settings, lambda redis: _totals(redis, settings))
     if retired is not None:
         typer.echo(f"Periods that began before {utc_text(retired)} are retired: their charges are deleted.", err=True)
     if feeds:
@@ -161,16 +136,17 @@ def adopt(
 ) -> None:
     """Release windows of periods that began before this ledger was born. First run it without options and read its
     text."""
-    settings = read_config(choose_config(config))
+    settings = load_to_release(choose_config(config))
     from stream.windows import utc_text
 
     try:
-        start = _period_start(settings, since)
+        moment = int(time.time()) if since is None else _moment(settings, since)
+        start = settings.slotting.period_of(moment).begun  # of a period, or of a block of a horizon
     except (ValueError, OverflowError, OSError):
         stop(f"--since {since!r} is not a time; write a date like 2017-03-21 or 2017-03-21T07:00")
     if not no_other_ledger:
         stop(f"Feed '{settings.feed.name}', periods from {utc_text(start)} on.\n{_ADOPTING}")
-    birth = asked(settings, _adopt(settings, start))
+    birth = asked(settings, lambda redis: _adopt(redis, settings, start))
     typer.echo(f"The ledger of feed '{settings.feed.name}' releases windows of periods from {utc_text(birth)} on.")
 
 
@@ -184,12 +160,13 @@ def retry(
 ) -> None:
     """Close a window again that was set aside, unless a later one was planned since; without WINDOW, list what was set
     aside."""
-    settings = read_config(choose_config(config))
+    settings = load_to_release(choose_config(config))
+    from stream.storage.release_store import ReleaseStore
     from stream.windows import utc_text
 
     aside = {
         utc_text(slot): (slot, reason)
-        for slot, reason in asked(settings, _of_store(settings, lambda store: store.reasons())).items()
+        for slot, reason in asked(settings, lambda redis: ReleaseStore.of(redis, settings).reasons()).items()
     }
     if window is None:
         _list(aside, as_json)
@@ -199,7 +176,7 @@ def retry(
         begins = utc_text(start)
     except (ValueError, OverflowError):
         stop(f"{window!r} is no time; write one like 2017-03-21T12:00:00Z")
-    taken = begins in aside and asked(settings, _of_store(settings, lambda store: store.take_up(start)))
+    taken = begins in aside and asked(settings, lambda redis: ReleaseStore.of(redis, settings).take_up(start))
     if not taken:
         known = ", ".join(aside) or "none"
         stop(
@@ -225,13 +202,11 @@ def leave(
 ) -> None:
     """Let a feed leave its shared ledger, for example one that was given up. First run it without --yes and read its
     text."""
-    settings = read_config(choose_config(config))
-
-    if settings.shared_ledger is None:
-        stop(f"feed '{settings.feed.name}' has a ledger of its own: the configuration has no [ledger]")
+    settings = load_to_release(choose_config(config))
+    _require_shared(settings)
     if not yes:
         stop(f"Feed '{feed}' of ledger '{settings.shared_ledger}'.\n{_LEAVING}")
-    asked(settings, _leave(settings, feed))
+    asked(settings, lambda redis: _shared(redis, settings).leave(feed))
     typer.echo(f"Feed '{feed}' left ledger '{settings.shared_ledger}'.")
 
 
@@ -242,16 +217,15 @@ def budget(
 ) -> None:
     """State the configured budget to the feeds of a shared ledger, also a higher one. First run it without --yes and
     read its text."""
-    settings = read_config(choose_config(config))
+    settings = load_to_release(choose_config(config))
 
     (_, per_one), given = settings.privacy.ledger_unit, settings.privacy.ledger_budget
-    if settings.shared_ledger is None:
-        stop(f"feed '{settings.feed.name}' has a ledger of its own: the configuration has no [ledger]")
+    _require_shared(settings)
     if not yes:
         stop(
             f"Feed '{settings.feed.name}' of ledger '{settings.shared_ledger}', budget {given / per_one:g}.\n{_RAISING}"
         )
-    asked(settings, _state_budget(settings))
+    asked(settings, lambda redis: _state_budget(redis, settings))
     typer.echo(
         f"Feed '{settings.feed.name}' states the budget {given / per_one:g} to ledger '{settings.shared_ledger}'."
     )

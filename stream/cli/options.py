@@ -6,10 +6,12 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import structlog
 import typer
@@ -18,6 +20,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.logs import log_clients
 
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
     from rich.progress import Progress
     from rich.table import Table
 
@@ -41,6 +44,7 @@ ConfigFile = Annotated[
 UsersAreEvents = Annotated[
     bool, typer.Option("--yes-users-are-events", help="Accept a user's field in which nearly every value occurs once.")
 ]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the files that the command writes.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 ExpectedRelation = Annotated[
     NeighbouringRelation | None,
@@ -62,24 +66,34 @@ def stop(message: object, code: int = USAGE) -> NoReturn:
     raise typer.Exit(code)
 
 
+NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust boundary; it is not a release."
+
+
+def warn_not_private() -> None:
+    """Say on stderr that what follows is not for the public."""
+    typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
+
+
 def stop_service(message: str, code: int) -> NoReturn:
     """End a command whose stderr is a log, with ``message`` as its last line."""
     structlog.get_logger().error("cannot go on", reason=message, exit_code=code)
     raise typer.Exit(code)
 
 
-def asked(settings: Config, answer: Coroutine[Any, Any, T]) -> T:
+def asked(settings: Config, ask: Callable[[Redis], Awaitable[T]]) -> T:
     """What Redis answers; exit 1 with what the ledger refuses, 3 if Redis or Kafka does not answer."""
     from aiokafka.errors import KafkaError
     from redis.exceptions import RedisError
 
     from stream.config.servers import redacted
-    from stream.storage.ledger import LedgerError
+    from stream.storage.client import redis_client
+
+    async def answer() -> T:
+        async with redis_client(settings.redis) as redis:
+            return await ask(redis)
 
     try:
-        return asyncio.run(answer)
-    except LedgerError as error:
-        stop(error, FAILED)
+        return asyncio.run(answer())
     except KafkaError as error:
         stop(f"Kafka at {settings.kafka.bootstrap} does not answer: {error}", UNREACHABLE)
     except (RedisError, OSError) as error:
@@ -107,14 +121,57 @@ def progress_bars() -> Progress:
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
-def columns(title: str, left: Sequence[str], right: Sequence[str], caption: str | None = None) -> Table:
-    """An empty table: columns of words, aligned to the left, and then of numbers, aligned to the right."""
+@contextmanager
+def reading_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar that is told what was read, of how much; 0 if that is unknown."""
+    with progress_bars() as bars:
+        task = bars.add_task("reading", total=None)
+        yield lambda done, size: bars.update(task, completed=done, total=size or None)
+
+
+Row = TypeVar("Row")
+
+
+def table_of(
+    rows: Iterable[Row],
+    left: Mapping[str, Callable[[Row], str]],
+    right: Mapping[str, Callable[[Row], str]],
+    title: str | None = None,
+    caption: str | None = None,
+) -> Table:
+    """A table of ``rows``: by their heads, columns of words, aligned to the left, then of numbers, to the right."""
     from rich.table import Table
 
     table = Table(title=title, caption=caption)
-    for place, name in enumerate((*left, *right)):
-        table.add_column(name, justify="left" if place < len(left) else "right")
+    for head in left:
+        table.add_column(head)
+    for head in right:
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(*(cell(row) for cell in (*left.values(), *right.values())))
     return table
+
+
+def require_new(path: Path, *, force: bool) -> None:
+    """Exit 2 if there is such a file already, unless ``force``."""
+    if path.exists() and not force:
+        stop(f"{path} exists; choose another name or pass --force")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file; exit 2 if it cannot be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to")
+
+
+def check_plot(path: Path) -> None:
+    """Exit 2 if no figure can be drawn into ``path``, before anything is computed for it."""
+    if find_spec("matplotlib") is None:
+        stop("plots need matplotlib: pip install 'hexveil[plot]'")
+    if path.suffix.lower() not in {".png", ".svg", ".pdf"} or path.is_dir() or not path.parent.is_dir():
+        stop(f"cannot write {path}; name a .png, .svg or .pdf in a folder that exists")
 
 
 def show(*tables: Table, width: int = 160) -> None:
@@ -159,14 +216,14 @@ def _wanted_relation(relation: str | None) -> NeighbouringRelation:
     return NeighbouringRelation.PARTICIPATION if participation else NeighbouringRelation.VALUES
 
 
-def load_to_release(chosen: Chosen, **overrides: Any) -> Config:
+def load_to_release(chosen: Chosen) -> Config:
     """The configuration of a command that releases windows; its public cells are checked before anything starts.
 
     Raises :class:`stream.config.ConfigError`.
     """
     from stream.config import load_config
 
-    config = load_config(chosen, **overrides)
+    config = load_config(chosen)
     if config.participation is not None:
         from stream.config.public_cells import public_cells
 
@@ -175,7 +232,7 @@ def load_to_release(chosen: Chosen, **overrides: Any) -> Config:
 
 
 def read_service_config(named: Path | None, load: Callable[[Chosen], Config]) -> Config:
-    """Like :func:`read_config`, for a service: errors go to its log, as do messages of the clients."""
+    """Load a configuration for a service: errors go to its log, as do messages of the clients."""
     from stream.config import ConfigError, find_config
 
     log_clients(True)
@@ -185,16 +242,6 @@ def read_service_config(named: Path | None, load: Callable[[Chosen], Config]) ->
         return load(chosen)
     except ConfigError as error:
         stop_service(str(error), USAGE)
-
-
-def read_config(chosen: Chosen, **overrides: Any) -> Config:
-    """The configuration as :func:`load_to_release` returns it; exit 2 with the reason if it is wrong."""
-    from stream.config import ConfigError
-
-    try:
-        return load_to_release(chosen, **overrides)
-    except ConfigError as error:
-        stop(error)
 
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)

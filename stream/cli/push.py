@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from stream.cli.options import UNREACHABLE, ConfigFile, choose_config, secret_text, stop, stopped_by_signals
-from stream.config import Config, ConfigError, load_config
+from stream.cli.options import ConfigFile, choose_config, secret_text, stop, stopped_by_signals
+from stream.config import Config, load_config
 from stream.local import LOOPBACK
-from stream.sources.delivery import DeliveryError
 from stream.sources.pushed import PATH, PushAllowance, PushIntake, application, serve_push
 
 _SHORTEST_TOKEN = 20
@@ -31,12 +30,10 @@ def command(
     try:
         settings = load_config(choose_config(config))
         token = _token(token_file)
-    except (ConfigError, ValueError) as error:
+    except ValueError as error:
         stop(error)
     try:
         accepted = asyncio.run(_run(settings, token, port, rate))
-    except DeliveryError as error:
-        stop(error, UNREACHABLE)
     except OSError as error:
         stop(f"port {port}: {error.strerror or error}; choose another one")
     typer.echo(f"{accepted} events to {settings.feed.topic}")

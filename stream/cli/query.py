@@ -11,11 +11,9 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from stream.cli.options import AsJson, stop
-from stream.messages.lines import LineError, lines_in
+from stream.cli.options import AsJson, show, stop, table_of
+from stream.messages.lines import lines_in
 from stream.messages.message import SPATIAL_HISTOGRAM, validator
 from stream.windows import utc_text
 
@@ -41,7 +39,6 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Count users in ranges, with 95 % intervals of the exact numbers, from released spatial histograms."""
-    from dpcore.errors import ParameterError
     from stream.messages.range_query import count_in, parse_box, read_histogram
 
     try:
@@ -52,14 +49,22 @@ def command(
             for release, histogram in ((release, read_histogram(release)) for release in chosen)
             for box in boxes
         ]
-    except (ParameterError, LineError) as error:
-        stop(error)
     except (OSError, EOFError, zlib.error) as error:
         stop(f"cannot read {file}: {error}")
     if as_json:
         typer.echo(json.dumps({"answers": answers}, allow_nan=False))
         return
-    _print(answers)
+    words = {
+        "window": lambda answer: answer["window"]["start"],
+        "mechanism": lambda answer: answer["mechanism"],
+        "west,south,east,north": lambda answer: ",".join(f"{bound:g}" for bound in answer["bbox"]),
+    }
+    numbers = {
+        "ε": lambda answer: f"{answer['epsilon']:g}",
+        "count": lambda answer: f"{answer['value']:.1f}",
+        "95 % interval": lambda answer: " .. ".join(map(str, answer["interval"] or ["none: noise unknown"])),
+    }
+    show(table_of(answers, words, numbers), width=150)
 
 
 def _histograms(file: Path) -> Iterable[dict[str, Any]]:
@@ -119,20 +124,3 @@ def _utc(text: str) -> str:
         return utc_text(int(moment.timestamp())) if moment.tzinfo else text
     except (ValueError, OverflowError):  # no time, or in UTC one before year 1 or after year 9999
         return text
-
-
-def _print(answers: list[dict[str, Any]]) -> None:
-    table = Table()
-    for column in ("window", "mechanism", "ε", "west,south,east,north", "count", "95 % interval"):
-        table.add_column(column, justify="right" if column in ("ε", "count", "95 % interval") else "left")
-    for answer in answers:
-        interval = answer["interval"]
-        table.add_row(
-            answer["window"]["start"],
-            answer["mechanism"],
-            f"{answer['epsilon']:g}",
-            ",".join(f"{bound:g}" for bound in answer["bbox"]),
-            f"{answer['value']:.1f}",
-            "none: noise unknown" if interval is None else f"{interval[0]} .. {interval[1]}",
-        )
-    Console(width=None if Console().is_terminal else 150).print(table)

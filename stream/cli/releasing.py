@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stream.cli.options import FAILED, USAGE, progress_bars, stop
+from stream.cli.options import FAILED, USAGE, reading_bar, stop
 from stream.config import Config
-from stream.diagnosis.recognition import Accepted
-from stream.messages.lines import ReleaseFileError, release_file
+from stream.diagnosis.reading import Accepted
+from stream.messages.lines import release_file
 from stream.messages.tables import ParquetMissingError
 from stream.sources.messages import Messages
 from stream.windows import Window
@@ -76,20 +76,14 @@ def release_offline(
     counts true events and must not get among releases. ``blocks``: its canonical events, if ``file`` is not to be read
     for them; ``reading`` returns what the summary says about how they were read.
     """
-    from stream.ingestion.pseudonyms import UserKeyError
-    from stream.local import LocalServerError
-    from stream.offline import replay_offline
-    from stream.statistics.plan import PlanError
-    from stream.storage.ledger import LedgerError  # slow to import; a replay to Kafka does not need it
-    from stream.storage.row_store import StateError
+    from stream.offline import replay_offline  # slow to import; a replay to Kafka does not need it
 
     out = options.out
     try:
         with (
             nullcontext(sys.stdout) if out is None else release_file(out, force=options.force) as releases,
-            progress_bars() as bars,
+            reading_bar() as on_progress,
         ):
-            task = bars.add_task("reading")
             summary = replay_offline(
                 settings,
                 file,
@@ -99,14 +93,10 @@ def release_offline(
                 state=options.state,
                 accepted=options.accepted,
                 blocks=blocks,
-                on_progress=lambda done, size: bars.update(task, completed=done, total=size or None),
+                on_progress=on_progress,
             )
     except ParquetMissingError:
         stop(f"{out}: Parquet needs pyarrow; pip install 'hexveil[parquet]', or write .csv")
-    except (ReleaseFileError, UserKeyError) as error:
-        stop(error)
-    except (LedgerError, PlanError, StateError, LocalServerError) as error:
-        stop(error, FAILED)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - or Python would try again at its end, and complain
         lost = "" if options.state is None else ", and what was written before is not written again"
@@ -120,7 +110,6 @@ def release_offline(
 
 
 def _end(summary: OfflineSummary, file: Path, options: ReleaseOptions, reading: dict[str, object]) -> None:
-    """Say what was released. Exits 2 if no event was used, and 1 if windows failed for their content."""
     problem = None
     if not summary.events and (summary.refused or summary.outside):
         # Under "participation" alone: which windows are released must not depend on the recording.
@@ -140,7 +129,6 @@ def _end(summary: OfflineSummary, file: Path, options: ReleaseOptions, reading: 
 
 
 def _tell(summary: OfflineSummary, out: Path | None) -> None:
-    """Print to stderr what was read and released."""
     refused = sum(summary.refused.values())
     for reason, count in summary.refused.items():
         example = f", like {summary.examples[reason]}" if reason in summary.examples else ""

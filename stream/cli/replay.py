@@ -8,8 +8,8 @@ from typing import Annotated, cast
 
 import typer
 
-from stream.cli.feeding import SnapshotReport, feed_kafka, parse_pace, why_no_event
-from stream.cli.options import ConfigFile, Recordings, UsersAreEvents, choose_config, load_to_release, stop
+from stream.cli.feeding import SnapshotReport, SummaryAsJson, feed_kafka, parse_pace, why_no_event
+from stream.cli.options import ConfigFile, Force, Recordings, UsersAreEvents, choose_config, load_to_release, stop
 from stream.cli.releasing import (
     AnySpeed,
     From,
@@ -20,14 +20,12 @@ from stream.cli.releasing import (
     named_span,
     release_offline,
 )
-from stream.config import ConfigError, load_config
+from stream.config import load_config
 from stream.config.feed import derived_speed_note
-from stream.diagnosis.recognition import Accepted, recognised
+from stream.diagnosis.reading import Accepted, recognised
 from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.lines import STDIN, RecordingError
-from stream.sources.opening import together
-from stream.sources.replay import Order, Replay
-from stream.windows import SpanError
+from stream.sources.recording import Order, Replay, together
 
 
 def command(
@@ -51,71 +49,58 @@ def command(
             help="Offline: file for the releases. .ndjson holds all messages; .csv, .geojson and .parquet the hexagons."
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --out.")] = False,
+    force: Force = False,
     start: From = None,
     end: Until = None,
     state: LedgerFolder = None,
     any_speed: AnySpeed = False,
     users_are_events: UsersAreEvents = False,
     config: ConfigFile = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print the summary alone, as JSON, to stdout; to stderr where releases go to stdout."
-        ),
-    ] = False,
+    as_json: SummaryAsJson = False,
 ) -> None:
     """Send a recording to the feed's Kafka topic, or release it without Kafka (--offline)."""
-    file = _one(files)
+    file = together(files)
     _check_options(file, order, offline, out, start, end, state)
     if offline:
         _check_offline(speed, order)
     pace, accepted = parse_pace(speed), Accepted(any_speed, users_are_events)
-    try:
-        settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
-        file_format = file_format or settings.feed.recorded_format
-        note = derived_speed_note(settings.relation, settings.feed.speeds)
-        if offline:
-            if note is not None and not as_json:
-                typer.echo(f"Note: {note}", err=True)
-            options = ReleaseOptions(state, out, force, accepted, as_json)
-            return release_offline(settings, file, file_format, named_span(settings, start, end), options)
-        from stream.sources.delivery import Pacer  # slow to import; what is released offline does not need it
+    settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
+    file_format = file_format or settings.feed.recorded_format
+    note = derived_speed_note(settings.relation, settings.feed.speeds)
+    if offline:
+        if note is not None and not as_json:
+            typer.echo(f"Note: {note}", err=True)
+        options = ReleaseOptions(state, out, force, accepted, as_json)
+        release_offline(settings, file, file_format, named_span(settings, start, end), options)
+        return
+    from stream.sources.delivery import Pacer  # slow to import; what is released offline does not need it
 
-        if settings.feed.derives_speeds and order == "file":
-            raise RecordingError(
-                f"feed.speeds is {settings.feed.speeds!r}, and speeds are derived in order of time; leave out --order "
-                "file, and what is read is sorted to its end before any event is sent"
-            )
-        source = Replay(file, file_format, settings.feed, order=cast("Order", order))
-        send = partial(
-            feed_kafka,
-            settings,
-            pacer=Pacer(pace),
-            share_read=None if file == STDIN else lambda: source.share_read,
-            as_json=as_json,
+    if settings.feed.derives_speeds and order == "file":
+        raise RecordingError(
+            f"feed.speeds is {settings.feed.speeds!r}, and speeds are derived in order of time; leave out --order "
+            "file, and what is read is sorted to its end before any event is sent"
         )
-        if not settings.feed.derives_speeds:
-            return send(recognised(source, settings, file, file_format, accepted=accepted, note=_note))
-        events = DerivedEvents(settings.feed, settings.slotting)
-        report = SnapshotReport(events, note, as_json, on_stderr=False, unit="blocks")
-        blocks = with_speeds(source, events)
-        try:
-            blocks = recognised(blocks, settings, file, "canonical", accepted=accepted, note=_note)
-        except RecordingError as error:
-            stop(error if events.tally.events else f"{file}: {why_no_event(events)}")
-        send(blocks, reading=report.facts)
-        if not as_json:
-            report.summary()
-    except (ConfigError, RecordingError, SpanError) as error:
-        stop(error)
-
-
-def _one(files: list[Path]) -> Path:
+    source = Replay(file, file_format, settings.feed, order=cast("Order", order))
+    send = partial(
+        feed_kafka,
+        settings,
+        pacer=Pacer(pace),
+        share_read=None if file == STDIN else lambda: source.share_read,
+        as_json=as_json,
+    )
+    if not settings.feed.derives_speeds:
+        send(recognised(source, settings, file, file_format, accepted=accepted, note=_note))
+        return
+    events = DerivedEvents(settings.feed, settings.slotting)
+    report = SnapshotReport(events, note, as_json, on_stderr=False, unit="blocks")
+    blocks = with_speeds(source, events)
     try:
-        return together(files)
-    except (OSError, RecordingError) as error:
-        stop(error)
+        blocks = recognised(blocks, settings, file, "canonical", accepted=accepted, note=_note)
+    except RecordingError as error:
+        stop(error if events.tally.events else f"{file}: {why_no_event(events)}")
+    send(blocks, reading=report.facts)
+    if not as_json:
+        report.summary()
 
 
 def _note(sentence: str) -> None:
@@ -125,7 +110,6 @@ def _note(sentence: str) -> None:
 def _check_options(
     file: Path, order: str, offline: bool, out: Path | None, start: str | None, end: str | None, state: Path | None
 ) -> None:
-    """Raises :class:`typer.BadParameter` for options that contradict each other."""
     if order not in ("time", "file"):
         raise typer.BadParameter(f"{order!r} is neither 'time' nor 'file'", param_hint="--order")
     check_span(start, end)
@@ -136,7 +120,6 @@ def _check_options(
 
 
 def _check_offline(speed: str, order: str) -> None:
-    """Raises :class:`typer.BadParameter` for options that say how events are sent, because none is."""
     given = {"--speed": speed != "max", "--order": order != "time"}
     sending = [option for option, is_given in given.items() if is_given]
     if sending:

@@ -82,7 +82,6 @@ async def _serve(served: web.Application, settings: Config, open_files: int) -> 
 
 
 def _of_feed(settings: Config, feed: str | None) -> Config:
-    """``settings`` with the feed of the releases instead of the configured one."""
     if feed in (None, settings.feed.name):
         return settings
     structlog.get_logger().warning(

@@ -16,7 +16,7 @@ import typer
 
 from stream.cli.feeding import feed_kafka, parse_pace
 from stream.cli.options import FAILED, ConfigFile, choose_config, stop, stopped_by_signals
-from stream.config import ConfigError, load_config
+from stream.config import load_config
 from stream.config.section import parse_duration
 from stream.ingestion.formats import time_us
 from stream.local import LOOPBACK
@@ -40,12 +40,7 @@ def command(
         str | None, typer.Option(help="Length of simulated time, like 3h; default: until Ctrl-C.")
     ] = None,
     interval: Annotated[str, typer.Option(help="Time between two fixes of a vehicle.")] = "30s",
-    late: Annotated[float, typer.Option(min=0, max=1, help="Share of fixes that arrive late.")] = Faults.late,
-    duplicate: Annotated[float, typer.Option(min=0, max=1, help="Share of fixes sent twice.")] = Faults.duplicate,
-    garbage: Annotated[float, typer.Option(min=0, max=1, help="Share of invalid messages.")] = Faults.garbage,
-    gps_metres: Annotated[
-        float, typer.Option(min=0, max=1000, help="GPS error per axis, in metres.")
-    ] = Faults.gps_metres,
+    clean: Annotated[bool, typer.Option(help="Nothing late, repeated or invalid.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write NDJSON to this file instead of Kafka (.gz: compressed; '-': stdout).")
     ] = None,
@@ -84,9 +79,9 @@ def command(
             start_us=time.time_ns() // 1000 if start is None else _start(start),
             duration=length,
             interval=every,
-            faults=Faults(late=late, duplicate=duplicate, garbage=garbage, gps_metres=gps_metres),
+            faults=Faults(0, 0, 0) if clean else Faults(),
         )
-    except (ConfigError, ValueError) as error:
+    except ValueError as error:
         stop(error)
     if city:
         if out is not None or serve is not None or start is not None or length is not None or speed != 1:

@@ -12,20 +12,31 @@ from typing import Annotated
 
 import typer
 
-from dpcore.relation import NeighbouringRelation
-from stream.cli.feeding import SnapshotReport, feed_kafka, parse_pace, why_no_event
-from stream.cli.live import (
+from stream.cli.feeding import (
     EventsFile,
     Feed,
     Offline,
+    SnapshotReport,
     Speeds,
     SummaryAsJson,
     check_release_file,
+    feed_kafka,
     live_speed_note,
+    parse_pace,
     run_live,
     speed_source,
+    why_no_event,
 )
-from stream.cli.options import FAILED, ConfigFile, UsersAreEvents, choose_config, load_to_release, secret_text, stop
+from stream.cli.options import (
+    FAILED,
+    ConfigFile,
+    Force,
+    UsersAreEvents,
+    choose_config,
+    load_to_release,
+    secret_text,
+    stop,
+)
 from stream.cli.releasing import (
     AnySpeed,
     From,
@@ -36,26 +47,21 @@ from stream.cli.releasing import (
     named_span,
     release_offline,
 )
-from stream.config import Config, ConfigError, load_config
-from stream.config.feed import FeedConfig, SpeedSource
+from stream.config import load_config
 from stream.config.section import parse_duration
 from stream.config.servers import redacted
-from stream.diagnosis.recognition import Accepted
+from stream.diagnosis.reading import Accepted
+from stream.diagnosis.snapshots import events_of, files_of, reader_of
 from stream.sources.delivery import Pacer, in_background
 from stream.sources.lines import STDIN, RecordingError
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
-from stream.sources.siri import SiriVehicleMonitoring
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, without_clocks_ahead
-from stream.windows import Slotting, SpanError, Window
-
-MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation], SnapshotEvents]
-"""Makes the reader of one format, for a feed with these periods, source of speeds and relation."""
+from stream.sources.snapshots import LARGEST_SNAPSHOT
 
 
-def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
-    """The command that feeds the service with snapshots of one format. ``what``: its help."""
+def snapshot_command(form: str, what: str) -> Callable[..., None]:
+    """The command that feeds the service with snapshots of one form. ``what``: its help."""
 
     def feed_snapshots(
         sources: Annotated[
@@ -86,9 +92,7 @@ def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
         start: From = None,
         end: Until = None,
         state: LedgerFolder = None,
-        force: Annotated[
-            bool, typer.Option("--force", help="Offline, or stored snapshots: overwrite the file of --out.")
-        ] = False,
+        force: Force = False,
         any_speed: AnySpeed = False,
         users_are_events: UsersAreEvents = False,
         once: Annotated[bool, typer.Option(help="For an address: stop after one snapshot.")] = False,
@@ -96,12 +100,12 @@ def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
         as_json: SummaryAsJson = False,
     ) -> None:
         speed_of_stored = parse_pace(pace)
-        live = any(_is_address(source) for source in sources)
+        live = any(source.lower().startswith(("http://", "https://")) for source in sources)
         _check_options(offline, live, out, start, end, state)
         try:
             settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
             source_of_speeds = speed_source(speeds, settings.feed)
-            reader = make_reader(settings.feed, settings.slotting, source_of_speeds, settings.relation)
+            reader = reader_of(form, settings, source_of_speeds)
             polling = PollSettings(
                 interval_s=parse_duration(interval).total_seconds(),
                 largest=LARGEST_SNAPSHOT,
@@ -109,7 +113,7 @@ def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
                 query=dict(_secret("--query", text) for text in query or []),
             )
             span = named_span(settings, start, end)
-        except (ConfigError, ValueError) as error:
+        except ValueError as error:
             stop(error)
         note = live_speed_note(settings, source_of_speeds)
         report = SnapshotReport(reader, note, as_json, on_stderr=str(out) == "-")
@@ -123,11 +127,13 @@ def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
         files = _files([Path(source) for source in sources])
         if out is not None and str(out) != "-":
             _check_file(out, files, force=force or offline)
-        blocks = _snapshots(files, reader, report.problems)
+        blocks = events_of(files, reader, report.problems)
         if offline:
-            accepted = Accepted(any_speed, users_are_events, reader)
-            options = ReleaseOptions(state, out, force, accepted, as_json)
-            _release(settings, reader, blocks, span, options, report)
+            options = ReleaseOptions(state, out, force, Accepted(any_speed, users_are_events, reader), as_json)
+            try:
+                release_offline(settings, Path("the snapshots"), "canonical", span, options, blocks, report.facts)
+            except RecordingError as error:
+                stop(error if reader.tally.events else why_no_event(reader))
         elif out is not None:
             _write(blocks, out)
             report.summary()
@@ -148,14 +154,9 @@ def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
     return feed_snapshots
 
 
-def _is_address(source: str) -> bool:
-    return source.lower().startswith(("http://", "https://"))
-
-
 def _check_options(
     offline: bool, live: bool, out: Path | None, start: str | None, end: str | None, state: Path | None
 ) -> None:
-    """Raises :class:`typer.BadParameter` for options that contradict each other."""
     check_span(start, end)
     if (start or state) and (live or not offline):
         raise typer.BadParameter(
@@ -176,7 +177,7 @@ def _check_file(out: Path, files: list[Path], *, force: bool) -> None:
 
 
 def _polling(reader: SnapshotEvents, url: str, settings: PollSettings, *, once: bool) -> Feed:
-    from stream.sources.live import poll
+    from stream.sources.polling import poll
 
     try:
         poller = Poller(url, settings)
@@ -199,60 +200,13 @@ def _secret(option: str, text: str) -> tuple[str, str]:
 
 
 def _files(paths: list[Path]) -> list[Path]:
-    """Files in order of name, folders opened one level deep."""
-    files: list[Path] = []
     for path in paths:
-        if os.path.isdir(path):
-            files += sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
-        elif os.path.exists(path) or path == STDIN:  # also a pipe, as shells make of <(…)
-            files.append(path)
-        else:
+        if not os.path.exists(path) and path != STDIN:  # it may also be a pipe, as shells make of <(…)
             stop(f"{redacted(str(path))} is neither a file, nor a folder, nor an http or https address")
+    files = [file for path in paths for file in files_of(path)]
     if not files:
         stop(f"{paths[0]} is a folder without files; name one that contains snapshots")
     return files
-
-
-def _snapshots(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> Iterator[Messages]:
-    """The new events of each file. A file that is not a snapshot is skipped and added to ``problems``."""
-    for path, snapshot in without_clocks_ahead(_decoded(files, reader, problems)):
-        try:
-            messages = reader.of_document(snapshot)
-        except SnapshotError as error:
-            problems.append(f"{path}: {error}")
-            continue
-        if messages.values:
-            yield messages
-
-
-def _decoded(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> Iterator[tuple[Path, Snapshot]]:
-    for path in files:
-        try:
-            yield path, reader.decoded(_stored(path))
-        except (OSError, SnapshotError) as error:
-            problems.append(f"{path}: {error}")
-
-
-def _stored(path: Path) -> bytes:
-    """At most one byte more than a snapshot may have, of a file or of standard input."""
-    if path == STDIN:
-        return sys.stdin.buffer.read(LARGEST_SNAPSHOT + 1)
-    with path.open("rb") as file:
-        return file.read(LARGEST_SNAPSHOT + 1)
-
-
-def _release(
-    config: Config,
-    reader: SnapshotEvents,
-    blocks: Iterator[Messages],
-    span: Window | None,
-    options: ReleaseOptions,
-    report: SnapshotReport,
-) -> None:
-    try:
-        release_offline(config, Path("the snapshots"), "canonical", span, options, blocks, report.facts)
-    except (RecordingError, SpanError) as error:
-        stop(error if reader.tally.events or isinstance(error, SpanError) else why_no_event(reader))
 
 
 def _write(blocks: Iterator[Messages], out: Path) -> None:
@@ -264,20 +218,9 @@ def _write(blocks: Iterator[Messages], out: Path) -> None:
         stop(f"{out}: {error.strerror or error}", FAILED)
 
 
-def _gtfs_realtime(
-    feed: FeedConfig, slotting: Slotting, speeds: SpeedSource, relation: NeighbouringRelation
-) -> SnapshotEvents:
-    try:
-        from stream.sources.vehicle_positions import GtfsRealtime
-    except ModuleNotFoundError as error:
-        stop(f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'")
-    return GtfsRealtime(feed, slotting, speeds, relation)
-
-
 gtfs_rt = snapshot_command(
-    _gtfs_realtime, "Send VehiclePositions (GTFS-realtime) to the service. Missing speeds are derived from positions."
+    "GTFS-realtime", "Send VehiclePositions (GTFS-realtime) to the service. Missing speeds are derived from positions."
 )
 siri_vm = snapshot_command(
-    SiriVehicleMonitoring,
-    "Send Vehicle Monitoring (SIRI-VM) to the service. Missing speeds are derived from positions.",
+    "SIRI-VM", "Send Vehicle Monitoring (SIRI-VM) to the service. Missing speeds are derived from positions."
 )

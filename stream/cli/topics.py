@@ -8,7 +8,7 @@ import json
 import typer
 from aiokafka.errors import KafkaError
 
-from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, choose_config, read_config, stop
+from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, choose_config, load_to_release, stop
 
 command = typer.Typer(help="Create the topics of this deployment.", no_args_is_help=True)
 
@@ -23,7 +23,7 @@ def create(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Create the input and output topics that are missing. Existing topics are not changed."""
     from stream.messages.topics import create_topics
 
-    settings = read_config(choose_config(config))
+    settings = load_to_release(choose_config(config))
     try:
         result = asyncio.run(create_topics(settings))
     except (KafkaError, OSError) as error:

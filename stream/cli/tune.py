@@ -8,28 +8,34 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
-import shutil
 import tomllib
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from stream.cli.evaluate import choose_settings, read_rows
 from stream.cli.options import (
     FAILED,
+    NOT_PRIVATE,
     AsJson,
     ConfigFile,
     ExpectedRelation,
     FileFormat,
+    Force,
     Recordings,
     UsersAreEvents,
+    check_plot,
     load_to_release,
     progress_bars,
+    require_new,
     stop,
+    warn_not_private,
+    write_text,
 )
 from stream.config import Chosen, Config, ConfigError
 from stream.config.loading import origins
@@ -38,18 +44,11 @@ from stream.config.section import parse_duration
 from stream.evaluation.leading import DropWant, Want
 from stream.evaluation.tuning import Trial, terms_of
 
-if TYPE_CHECKING:
-    from stream.config import Config
-    from stream.evaluation.leading import DropWant, Want
-
 
 def check_target(path: Path, *, force: bool) -> None:
     """Exit 2 if ``path`` cannot be written, before anything is computed for it."""
-    if path.exists() and not force:
-        stop(f"{path} exists; choose another name or pass --force")
-    if path.exists() and not path.is_file():
-        stop(f"{path} is not a file; choose another name")
-    if not os.access(path.resolve().parent, os.W_OK):
+    require_new(path, force=force)
+    if (path.exists() and not path.is_file()) or not os.access(path.resolve().parent, os.W_OK):
         stop(f"{path}: name a file in a folder that you may write to")
     chosen = {("privacy", name) for name in ("epsilon", "budget", "windows")}
     overriding = [name for key, name in origins(Config, os.environ).items() if key in chosen]
@@ -91,36 +90,20 @@ def write_chosen(
     replaces a file without ``force``.
     """
     try:
-        _write(path.resolve(), rewritten(source, keys, "by hexveil tune"), expected, force=force)
-    except FileExistsError:
-        stop(f"{path} exists; choose another name or pass --force")
+        text = rewritten(source, keys, "by hexveil tune")
+        with TemporaryDirectory() as folder:
+            draft = Path(folder) / path.name
+            draft.write_text(text, encoding="utf-8")
+            _verify(draft, path, expected)
     except ConfigError as error:
         stop(f"{path} is not written. {error}")
-    except OSError as error:
-        stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to")
+    require_new(path, force=force)
+    write_text(path, text)
     typer.echo(
         f"{path} written for {want}. What it says follows from the recording, so treat it as public. Check feed.name "
         f"and the paths in it, then run: hexveil check --config {path}",
         err=True,
     )
-
-
-def _write(path: Path, text: str, expected: Mapping[str, Any], *, force: bool) -> None:
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with draft.open("x", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        _verify(draft, path, expected)
-        if not force:
-            os.link(draft, path)
-            return
-        if path.exists():
-            shutil.copymode(path, draft)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _verify(draft: Path, path: Path, expected: Mapping[str, Any]) -> None:
@@ -176,30 +159,18 @@ def command(  # noqa: PLR0915
     relation: ExpectedRelation = None,
     file_format: FileFormat = None,
     draws: Annotated[int, typer.Option(min=1, max=100, help="Number of draws of noise per trial.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of the simulated noise; the same seed chooses the same.")] = 1,
     figure: Annotated[
         Path | None, typer.Option("--plot", help="Draw the share of events against the budget (PNG, SVG or PDF).")
     ] = None,
     write: Annotated[Path | None, typer.Option(help="Write the chosen configuration to this file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --write.")] = False,
+    force: Force = False,
     users_are_events: UsersAreEvents = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the least budget and the settings whose map is as good as wanted. The output is NOT private: do not publish
     it."""
-    from stream.cli.tune_report import (
-        check_plot,
-        drop_report,
-        expected_of,
-        live_slots,
-        print_drop_tuning,
-        print_tuning,
-        report,
-        write_plot,
-    )
+    from stream.cli import tune_report
     from stream.evaluation.drop_tuning import DropSearch
-    from stream.evaluation.evaluate import NOT_PRIVATE
-    from stream.evaluation.leading import DropWant
     from stream.evaluation.tuning import Search
 
     if not math.isfinite(budget):
@@ -213,47 +184,47 @@ def command(  # noqa: PLR0915
     source = chosen_file.file.read_text(encoding="utf-8")
     wanted = _wanted(want, settings)
     grids = _resolutions(resolutions, settings), _slots(slots, settings)
-    recording = " ".join(map(str, files))
     rows = read_rows(settings, files, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
+    asked = {"recording": " ".join(map(str, files)), "budget": budget, "draws": draws}
     if isinstance(wanted, DropWant):
         if figure is not None:
             stop("--plot draws wants of a half-width only; leave it out, or see hexveil evaluate --live --plot")
-        search = DropSearch(chosen_file.file, rows, wanted, budget, draws, seed)
-        live = grids[0], grids[1] if slots else live_slots(settings)
+        short = {timedelta(minutes=minutes) for minutes in (5, 10, 15, 30)} | {settings.window.slot}
+        fit = sorted(slot for slot in short if not settings.privacy.period % slot)
+        live = grids[0], grids[1] if slots else fit
         result = _searched(
-            len(live[0]) * len(live[1]) * (len(list(search.ways())) + 1),
             lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, {trial.way}, budget {trial.budget:.3g}",
-            lambda advance: search.run(*live, advance, finest=finest),
+            lambda advance: DropSearch(chosen_file.file, rows, wanted, budget, draws, advance).run(
+                *live, finest=finest
+            ),
         )
-        if as_json:
-            typer.echo(json.dumps(drop_report(result, wanted, budget, recording, draws, seed), allow_nan=False))
-        else:
-            typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
-            print_drop_tuning(result, wanted, budget)
-        if result.chosen is None:
-            raise typer.Exit(FAILED)
-        if write is not None:
-            write_chosen(write, source, result.chosen.keys, expected_of(result.chosen), wanted, force=force)
-        return
-    tuning = _searched(
-        _EXPECTED_TRIALS,
-        lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, ε {trial.outcome.epsilon:g}",
-        lambda advance: Search(settings, rows, wanted, budget, draws, seed, advance).run(*grids, finest=finest),
-    )
-    typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
-    keys = {} if tuning.chosen is None else keys_for(tuning.chosen, settings, source, budget)
-    if as_json:
-        typer.echo(json.dumps(report(tuning, wanted, budget, settings, keys, recording, draws, seed), allow_nan=False))
+        keys = {} if result.chosen is None else result.chosen.keys
+        expected = tune_report.expected_of(keys)
+        facts, print_all = tune_report.drop_report(result, wanted), tune_report.print_drop_tuning
+        found, told = result.chosen is not None, partial(print_all, result, wanted, budget)
     else:
-        print_tuning(tuning, wanted, budget, settings, keys)
-    try:
-        if tuning.chosen is None:
-            raise typer.Exit(FAILED)
-        if write is not None:
-            write_chosen(write, source, keys, tuning.chosen.setting.keys() | keys, wanted, force=force)
-    finally:
+        tuning = _searched(
+            lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, ε {trial.outcome.epsilon:g}",
+            lambda advance: Search(settings, rows, wanted, budget, draws, advance).run(*grids, finest=finest),
+        )
         if figure is not None:
-            write_plot(tuning, wanted, figure)
+            tune_report.plot(tuning, wanted, figure)
+        keys = {} if tuning.chosen is None else keys_for(tuning.chosen, settings, source, budget)
+        expected = {} if tuning.chosen is None else tuning.chosen.setting.keys() | keys
+        facts = tune_report.report(tuning, wanted, settings, keys)
+        found, told = (
+            tuning.chosen is not None,
+            partial(tune_report.print_tuning, tuning, wanted, budget, settings, keys),
+        )
+    warn_not_private()
+    if as_json:
+        typer.echo(json.dumps({"private": False, "warning": NOT_PRIVATE} | asked | facts, allow_nan=False))
+    else:
+        told()
+    if not found:
+        raise typer.Exit(FAILED)
+    if write is not None:
+        write_chosen(write, source, keys, expected, wanted, force=force)
 
 
 def _check_no_horizon(settings: Config) -> None:
@@ -266,8 +237,6 @@ def _check_no_horizon(settings: Config) -> None:
 
 
 def _wanted(text: str, settings: Config) -> Want | DropWant:
-    from stream.evaluation.leading import DropWant, Want
-
     if "mean" not in settings.speed.statistics:
         stop(f"speed.statistics {list(settings.speed.statistics)} has no mean, which --want is about; add it")
     try:
@@ -279,7 +248,6 @@ def _wanted(text: str, settings: Config) -> Want | DropWant:
 
 
 def _resolutions(text: str | None, settings: Config) -> list[int]:
-    """The resolutions of the search, ascending; exit 2 for others than 0 to 15."""
     if text is None:
         configured = settings.hexagons.resolution
         return [resolution for resolution in range(configured - 1, configured + 2) if 0 <= resolution <= 15]
@@ -291,8 +259,6 @@ def _resolutions(text: str | None, settings: Config) -> list[int]:
 
 def _slots(text: str | None, settings: Config) -> list[timedelta]:
     """The timeslots of the search, ascending; exit 2 for one that the configuration could not have."""
-    from stream.config.section import parse_duration
-
     period, configured = settings.privacy.period, settings.window.slot
     least = settings.feed.quality.frozen or timedelta(0)
     if text is None:
@@ -313,14 +279,7 @@ def _slots(text: str | None, settings: Config) -> list[timedelta]:
     return sorted(given)
 
 
-def _searched(total: int, described: Callable[[Any], str], run: Callable[[Callable[[Any], None]], T]) -> T:
-    """What a search finds, with a bar on a terminal; exit 2 if no grid can be tried."""
-    from stream.config import ConfigError
-
+def _searched(described: Callable[[Any], str], run: Callable[[Callable[[Any], None]], T]) -> T:
     with progress_bars() as bars:
-        task = bars.add_task("tuning", total=total)
-        try:
-            return run(lambda trial: bars.update(task, advance=1, description=described(trial)))
-        except ConfigError as error:
-            bars.stop()
-            stop(error)
+        task = bars.add_task("tuning", total=_EXPECTED_TRIALS)
+        return run(lambda trial: bars.update(task, advance=1, description=described(trial)))

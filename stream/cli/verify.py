@@ -45,14 +45,10 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Check messages, close markers, their chain and signatures, and the stated budgets and periods."""
-    from stream.messages.chain import SigningKeyError, load_public
-    from stream.messages.lines import LineError
+    from stream.messages.chain import load_public
     from stream.messages.verification import Verification
 
-    try:
-        trusted = [load_public(path) for path in key or ()]
-    except SigningKeyError as error:
-        stop(error)
+    trusted = [load_public(path) for path in key or ()]
     verification = Verification(trusted, holding or ())
     if releases == TOPIC:
         _take_topics(verification, config)
@@ -60,8 +56,6 @@ def command(
         try:
             for record in _records(releases):
                 verification.take(record)
-        except LineError as error:
-            stop(error)
         except (OSError, EOFError, zlib.error) as error:
             stop(f"cannot read {releases}: {error}")
     report = verification.finish()
@@ -85,10 +79,10 @@ def _records(file: str) -> Iterator[Record]:
 def _take_topics(verification: Verification, config: Path | None) -> None:
     from aiokafka.errors import KafkaError
 
-    from stream.cli.options import choose_config, read_config
+    from stream.cli.options import choose_config, load_to_release
     from stream.protocol.markers import each_released
 
-    settings = read_config(choose_config(config))
+    settings = load_to_release(choose_config(config))
 
     async def take() -> None:
         async for record in each_released(settings.kafka):

@@ -32,9 +32,9 @@ def polygons_of(shape: Any, where: str) -> list[Polygon]:
         raise ValueError(f"{where} is {shown(kind)}; give Polygons or MultiPolygons, each with an area")
     coordinates = shape.get("coordinates")
     parts = [coordinates] if kind == "Polygon" else coordinates
-    if not isinstance(parts, list) or not parts:
+    if not isinstance(parts, list) or not parts or not all(isinstance(rings, list) and rings for rings in parts):
         raise ValueError(f"{where} has no coordinates; write a list of rings of [longitude, latitude]")
-    return [_polygon(part, where) for part in parts]
+    return [[_ring(ring, f"{where}, ring {n}") for n, ring in enumerate(rings)] for rings in parts]
 
 
 def lines_of(shape: Any, where: str) -> list[list[Position]]:
@@ -60,12 +60,6 @@ def _line(positions: Any, where: str) -> list[Position]:
     if not isinstance(positions, list) or len(positions) < 2:
         raise ValueError(f"{where} is {shown(positions)}; write two or more positions [longitude, latitude]")
     return [_position(position, f"{where}, position {n}") for n, position in enumerate(positions)]
-
-
-def _polygon(rings: Any, where: str) -> Polygon:
-    if not isinstance(rings, list) or not rings:
-        raise ValueError(f"{where} has no coordinates; write a list of rings of [longitude, latitude]")
-    return [_ring(ring, f"{where}, ring {n}") for n, ring in enumerate(rings)]
 
 
 def _ring(positions: Any, where: str) -> list[Position]:

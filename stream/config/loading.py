@@ -240,7 +240,6 @@ def unusable(config: type[BaseModel], environment: Mapping[str, str]) -> list[st
 
 
 def _not_json(config: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
-    """One line for each list or section whose value is not JSON."""
     compound = {_name(path): field for path, field in keys(config) if is_compound(field)}
     lines = []
     for given, value in environment.items():

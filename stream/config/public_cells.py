@@ -9,7 +9,6 @@ import json
 import math
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import h3
 import numpy as np
@@ -18,18 +17,10 @@ from dpcore.arrays import IdArray
 from dpcore.earth import EARTH_M
 from stream.config.deployment import Config, ConfigError
 from stream.config.geojson import Polygon, Position, polygons_of, shapes
+from stream.config.section import BoundingBox
 
 
-class Box(NamedTuple):
-    """Public box in degrees."""
-
-    south: float
-    west: float
-    north: float
-    east: float
-
-
-def read_area(path: Path, domain: Box) -> list[Polygon]:
+def read_area(path: Path, domain: BoundingBox) -> list[Polygon]:
     """Polygons of a GeoJSON file (Polygon, MultiPolygon, Feature or FeatureCollection of them), inside ``domain``.
 
     Raises :class:`ConfigError` naming what is wrong, where in the file, and the remedy.
@@ -50,12 +41,12 @@ def read_area(path: Path, domain: Box) -> list[Polygon]:
     return polygons
 
 
-def _check_inside(positions: list[Position], domain: Box) -> None:
+def _check_inside(positions: list[Position], domain: BoundingBox) -> None:
     """Raise :class:`ValueError` for positions outside ``domain``, where every fix is refused."""
-    outside = [position for position in positions if not _inside(position, domain)]
+    outside = [position for position in positions if not domain.contains(position[1], position[0])]
     if not outside:
         return
-    swapped = all(_inside((latitude, longitude), domain) for longitude, latitude in positions)
+    swapped = all(domain.contains(longitude, latitude) for longitude, latitude in positions)
     longitude, latitude = outside[0]
     raise ValueError(
         f"{len(outside)} of {len(positions)} positions lie outside feed.domain, where every fix is refused, the first "
@@ -67,16 +58,6 @@ def _check_inside(positions: list[Position], domain: Box) -> None:
             f"{domain.north:g}, east {domain.east:g})"
         )
     )
-
-
-def _inside(position: Position, domain: Box) -> bool:
-    longitude, latitude = position
-    across = (
-        longitude >= domain.west or longitude <= domain.east
-        if domain.west > domain.east
-        else domain.west <= longitude <= domain.east
-    )
-    return domain.south <= latitude <= domain.north and across
 
 
 def bounding_km2(polygon: Polygon) -> float:
@@ -105,15 +86,14 @@ def public_cells(config: Config) -> IdArray:
     settings = config.participation
     if settings is None:
         return np.zeros(0, dtype=np.uint64)
-    domain = Box(**config.feed.domain.model_dump())
-    cells = _polyfill(domain, settings.geojson, config.hexagons.resolution)
+    cells = _polyfill(config.feed.domain, settings.geojson, config.hexagons.resolution)
     _require_publishable(config, len(cells))
     return cells
 
 
 @lru_cache(maxsize=8)
-def _polyfill(domain: Box, geojson: Path | None, resolution: int) -> IdArray:
-    south, west, north, east = domain
+def _polyfill(domain: BoundingBox, geojson: Path | None, resolution: int) -> IdArray:
+    south, west, north, east = domain.south, domain.west, domain.north, domain.east
     whole: list[Polygon] = [[[(west, south), (east, south), (east, north), (west, north), (west, south)]]]
     polygons = whole if geojson is None else read_area(geojson, domain)
     expected = sum(map(bounding_km2, polygons)) / h3.average_hexagon_area(resolution, "km^2")

@@ -68,7 +68,6 @@ def _without_line(text: str, section: str, name: str) -> str:
 
 
 def _place(text: str, section: str, name: str) -> tuple[re.Match[str] | None, re.Match[str] | None]:
-    """Where the header of ``section`` is, and in it the line of ``name``."""
     header = re.search(rf"^\[{re.escape(section)}\][ \t]*(?:#.*)?$", text, re.MULTILINE)
     if header is None:
         return None, None

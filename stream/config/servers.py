@@ -88,14 +88,9 @@ def _is_local(host: str) -> bool:
         return False
 
 
-def _brokers(text: str) -> str:
-    for broker in text.split(","):
-        host_and_port(broker.strip())
-    return text
-
-
-def _node(text: str) -> str:
-    host_and_port(text)
+def _nodes(text: str) -> str:
+    for node in text.split(","):
+        host_and_port(node.strip())
     return text
 
 
@@ -145,7 +140,7 @@ class ServerConfig(Section):
 class KafkaConfig(ServerConfig):
     """Brokers, consumer group, encryption and credentials."""
 
-    bootstrap: Annotated[str, AfterValidator(_brokers)] = "127.0.0.1:9092"
+    bootstrap: Annotated[str, AfterValidator(_nodes)] = "127.0.0.1:9092"
     group: str = Field(
         default="hexveil-worker", min_length=1, max_length=249, description="a name in quotes, like 'hexveil-worker'"
     )
@@ -190,7 +185,7 @@ class RedisConfig(ServerConfig):
         "'unix:///run/redis.sock'",
     )
     username: str | None = Field(default=None, min_length=1)
-    cluster: tuple[Annotated[str, AfterValidator(_node)], ...] = ()
+    cluster: tuple[Annotated[str, AfterValidator(_nodes)], ...] = ()
 
     @property
     def encrypted(self) -> bool:

@@ -126,7 +126,8 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
         best = max(alike, key=lambda path: (_likeness(path), counts[path].distinct))
         if first is None or _likeness(best) > 1:
             roles["user"] = best
-            passed_by = [first] if first else [path for path in sorted(once) if path in _named(paths)]
+            named = (path for path in paths if "user" in guess_fields([path]) or _LIKE_A_USER.search(_plain(path)[0]))
+            passed_by = [first] if first else sorted(once.intersection(named))
             notes.append(_why_user(best, counts[best], passed_by, repeat=first is not None))
     missing = [role for role in ("user", "time", "lat", "lng") if role not in roles]
     if missing:
@@ -160,7 +161,6 @@ def _is_keyed(tree: Any) -> bool:
 
 
 def _as_texts(sample: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> tuple[str, ...]:
-    """The roles most of whose numbers are texts."""
     texts = {role: _values(sample, roles[role]) for role in ("lat", "lng", "speed") if role in roles}
     return tuple(
         role
@@ -189,13 +189,7 @@ class _Counted(NamedTuple):
         return self.values >= LEAST_EVENTS and self.once >= ONCE * self.values
 
 
-def _named(paths: Iterable[str]) -> list[str]:
-    """The paths whose names are like that of a user."""
-    return [path for path in paths if "user" in guess_fields([path]) or _LIKE_A_USER.search(_plain(path)[0])]
-
-
 def _likeness(path: str) -> int:
-    """How much a name is like that of a vehicle."""
     plain = _plain(path)[1]
     return 2 * bool(re.search(_LIKE_A_VEHICLE, plain)) + bool(re.search(r"code|codigo|id$|ref$|nr$|num|no$", plain))
 

@@ -31,9 +31,7 @@ from stream.config.rewriting import rewritten, toml
 from stream.config.section import BoundingBox
 from stream.config.value import QUANTUM
 from stream.diagnosis.measures import LARGEST, Measures, measure
-from stream.diagnosis.observations import WORKER, Observations
-from stream.diagnosis.reading import inspection_config, read_recording
-from stream.diagnosis.recognition import Accepted, speed_problem
+from stream.diagnosis.reading import WORKER, Accepted, Observations, inspection_config, read_recording, speed_problem
 from stream.diagnosis.refusals import REMEDIES, Refusals
 from stream.diagnosis.snapshots import read_snapshots
 from stream.diagnosis.speeds import bound_problem
@@ -132,7 +130,9 @@ def suggestions(seen: Observations, measures: Measures, feed: FeedConfig) -> lis
     box, source = feed.domain, speed_source(measures)[1]
     where = "check it on a map" if measures.interval_s else "vehicles go farther in a day than in this one moment"
     add("feed", "format", feed.format, _why_format(seen, feed.format))
-    add("feed", "timezone", feed.timezone, _why_zone(seen))
+    shared = f"most times have {seen.offset}, which several zones share; " if seen.offset else ""
+    why_zone = f"{shared}set it to the city's zone: timeslots and periods are aligned in it"
+    add("feed", "timezone", feed.timezone, why_zone)
     add("feed", "speed_unit", feed.speed_unit, speed_unit(seen, measures)[1], there=feed.given_speed_unit is not None)
     add("feed", "encoding", feed.encoding, "its bytes are no UTF-8; look at names with accents",
         there=feed.encoding != "utf-8")  # fmt: skip
@@ -155,11 +155,6 @@ def suggestions(seen: Observations, measures: Measures, feed: FeedConfig) -> lis
         section, _, name = key.partition(".")
         lines.append(Suggestion(section, name, None if value is None else toml(value), reason))
     return lines
-
-
-def _why_zone(seen: Observations) -> str:
-    shared = f"most times have {seen.offset}, which several zones share; " if seen.offset else ""
-    return f"{shared}set it to the city's zone: timeslots and periods are aligned in it"
 
 
 def _why_format(seen: Observations, name: str) -> str:
@@ -266,7 +261,6 @@ def inspect(
 def _read(
     seen: Observations, source: Path | tuple[list[bytes], npt.NDArray[np.int64]], config: Config, limit: float
 ) -> tuple[npt.NDArray[np.void], Refusals, Accepted]:
-    """The rows that the service makes of the source, and what it refuses."""
     key, form = secrets.token_bytes(KEY_BYTES), config.feed.recorded_format
     if not isinstance(source, Path):
         values, arrived_us = source
@@ -281,7 +275,6 @@ def _read(
 
 
 def _refused_at_closing(config: Config, rows: npt.NDArray[np.void]) -> Counter[str]:
-    """What the rules for faulty fixes refuse when the windows are closed."""
     rules, counts = FixRules.of(config), Counter[str]()
     starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
     for start in np.unique(starts):

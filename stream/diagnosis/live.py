@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from stream.config import Config
 from stream.config.servers import KafkaConfig
-from stream.diagnosis.observations import InspectionError
+from stream.diagnosis.reading import InspectionError
 from stream.diagnosis.refusals import Refusals
 from stream.diagnosis.speeds import NEWEST, SpeedCheck, bound_problem, check_rows
 from stream.diagnosis.users import LEAST_EVENTS, LEAST_SPREAD_US, events_as_users
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
-from stream.ingestion.bounded import BoundedConsumer, FeedRecord
+from stream.ingestion.bounded import BoundedConsumer
 from stream.ingestion.decoding import ArrivalTimes, Batch, Reason
 from stream.ingestion.formats import feed_format, user_field
 from stream.servers.connection import start_client
@@ -87,7 +87,7 @@ async def _newest(
     clock = asyncio.get_running_loop().time
     until = clock() + _READ_SECONDS
     while left and len(values) < limit and size < _MOST_BYTES and clock() < until:
-        for _, _, records in await bounded.gather(_AT_ONCE, 1_000, _first_offset):
+        for _, _, records in await bounded.gather(_AT_ONCE, 1_000, lambda _, records: records[0].offset):
             for record in records:
                 if record.value is not None and len(record.value) > MAX_ARRAY_BYTES:
                     unread[Reason.TOO_LARGE] += 1
@@ -114,10 +114,6 @@ async def _assign_newest(consumer: AIOKafkaConsumer, topic: str, limit: int) -> 
     for partition, end in wanted.items():
         consumer.seek(partition, max(begins[partition], end - -(-limit // len(wanted))))
     return wanted
-
-
-def _first_offset(_: TopicPartition, records: list[FeedRecord]) -> int:
-    return records[0].offset
 
 
 log = structlog.get_logger()
@@ -199,7 +195,9 @@ class FeedDoubts:
         """What seems to be wrong now: for each kind a sentence with the remedy. Never raises."""
         sentences: dict[str, str | None] = {}
         with self._unharmed():
-            sentences = {"refused": self._of_refused(), "zone": self._zone(), **self._of_rows(self._sample.newest())}
+            sentences = {"refused": self._of_refused(), **self._of_rows(self._sample.newest())}
+            if self._config.window.lateness == "append-time" and len(self._ahead_s) >= _LEAST_TIMES:
+                sentences["zone"] = local_as_utc(self._ahead_s, "the moments when they arrive")
         return {kind: sentence for kind, sentence in sentences.items() if sentence is not None}
 
     @contextmanager
@@ -216,7 +214,6 @@ class FeedDoubts:
             self._begin()
 
     def _of_refused(self) -> str | None:
-        """Why most events are refused, with the remedy; it stays until enough newer events are judged."""
         newest = self._refusals
         if newest.taken + newest.refused >= _LEAST_EVENTS:
             self._refused = None
@@ -227,11 +224,6 @@ class FeedDoubts:
                 self._refused = counted if why is None else f"{counted}: {why}"
             self._refusals = Refusals(self._config.feed, sample=_LOOKS)
         return self._refused
-
-    def _zone(self) -> str | None:
-        if self._config.window.lateness != "append-time" or len(self._ahead_s) < _LEAST_TIMES:
-            return None
-        return local_as_utc(self._ahead_s, "the moments when they arrive")
 
     def _of_rows(self, rows: NDArray[np.void]) -> dict[str, str | None]:
         times, feed = rows["time"].astype(np.int64), self._config.feed

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream.config.feed import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN, SPEED_TO_KMH, SpeedUnit
-from stream.diagnosis.observations import Observations
+from stream.diagnosis.reading import Observations
 from stream.diagnosis.speeds import LEAST_PAIRS, MOVES_KMH, Steps, check_speeds, steps
 from stream.statistics.fix_rules import refused
 from stream.storage.row_store import ROW
@@ -127,7 +127,6 @@ def _rows(user: NDArray[np.int64], time_us: NDArray[np.int64], lat: FloatArray, 
 
 
 def _on_road(user: NDArray[np.int64], time_us: NDArray[np.int64]) -> int:
-    """Vehicles in the median quarter of an hour that has any."""
     if not len(user):
         return 0
     quarters = np.unique(np.column_stack([time_us // _AT_A_TIME_US, user]), axis=0)[:, 0]
@@ -226,7 +225,6 @@ def _box(lat: FloatArray, lng: FloatArray) -> tuple[tuple[float, float, float, f
 
 
 def _bulk(values: FloatArray) -> tuple[float, float]:
-    """The interval beyond which a value is far from the bulk."""
     ordered = np.sort(values)
     cut = min(math.ceil(len(ordered) / 10), (len(ordered) - 1) // 2)
     low, high = float(ordered[cut]), float(ordered[len(ordered) - 1 - cut])

@@ -7,9 +7,9 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,22 +18,17 @@ from numpy.typing import NDArray
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH, Encoding, FeedConfig, FeedFields
 from stream.diagnosis.columns import Guess, GuessError, guess, guess_fields, known_format, paths_of
-from stream.diagnosis.observations import WORKER, InspectionError, Observations, numbered
-from stream.diagnosis.reading import ageless, inspection_config
+from stream.diagnosis.reading import WORKER, InspectionError, Observations, ageless, inspection_config, numbered
 from stream.diagnosis.snapshots import observe_snapshots, snapshots_in
 from stream.diagnosis.times import TimeForm
 from stream.diagnosis.users import events_as_users, odd_names
 from stream.ingestion.arrays import elements, may_hold_several
-from stream.ingestion.decoding import Decoder, FixColumns
-from stream.ingestion.formats import FeedFormat, feed_format, recording_format, times_us
+from stream.ingestion.decoding import Decoder
+from stream.ingestion.formats import feed_format, recording_format, times_us
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.sources.file_kinds import PARQUET, SEPARATORS, header_readings, is_remark, is_row, lists_in, seems_to_be
 from stream.sources.lines import Lines, RecordingError, open_stored
-from stream.sources.opening import Folder, open_recording, recordings_in
-from stream.sources.recording import Recording
-
-if TYPE_CHECKING:
-    from stream.sources.tables import Table
+from stream.sources.recording import open_recording, recordings_in, table_lines
 
 _SAMPLE, _LOOKED_AT = 2_000, 50
 """Events whose fields and values are looked at."""
@@ -86,12 +81,10 @@ def _observe_recording(path: Path, limit: int, given: Config | None) -> Observat
 
 
 def _guessed(path: Path, limit: int, sample: _Sample, known: Guess) -> Observations:
-    """The source as it is read with guessed fields."""
     return _read(path, limit, *_guessed_config(sample, known), sample.kind, known)
 
 
 def _guessed_config(sample: _Sample, known: Guess) -> tuple[Config, str]:
-    """The configuration with guessed fields, and the format of the events."""
     config = inspection_config(None)
     paths = chain.from_iterable(paths_of(tree) for tree in sample.trees[:_LOOKED_AT])
     form = known_format(paths, known.fields) or "declared"
@@ -109,59 +102,35 @@ def _guessed_config(sample: _Sample, known: Guess) -> tuple[Config, str]:
 
 def _read(path: Path, limit: int, config: Config, file_format: str, kind: str, known: Guess) -> Observations:
     """The events of a recording that the service takes, with the speeds that are reported, if any."""
-    any_speed = config.feed.model_copy(update={"format": "canonical", "speeds": "missing"})
-    parts: list[FixColumns] = []
-    with open_recording(path, file_format, any_speed) as recording:
-        blocks = _blocks(recording, recording_format(any_speed, "canonical"))
-        taken = 0
-        for part in blocks:
-            parts.append(part)
-            taken += len(part.user)
-            if taken >= limit:
-                break
-    return _taken(config, parts, file_format, kind, known)
+    feed = _any_speed(config)
+    with open_recording(path, file_format, feed) as recording:
+        fixes = list(islice(_fixes(chain.from_iterable(b.values for b in recording), feed, "canonical"), limit))
+    return _taken(config, fixes, file_format, kind, known)
 
 
-def _blocks(recording: Recording | Table | Folder, reader: FeedFormat) -> Iterator[FixColumns]:
-    for part in recording.parts() if isinstance(recording, Folder) else [recording]:
-        if isinstance(part, Recording):
-            yield from (_decoded(block.values, reader) for block in part)
-        else:
-            yield from part.columns()
+def _any_speed(config: Config) -> FeedConfig:
+    return config.feed.model_copy(update={"format": "canonical", "speeds": "missing"})
 
 
-def _decoded(values: Iterable[bytes], reader: FeedFormat) -> FixColumns:
-    """The events among ``values``, with NaN for a speed that is none."""
-    fixes = []
-    for value in values:
+def _fixes(
+    values: Iterable[bytes], feed: FeedConfig, file_format: str, arrived: Iterable[int] = repeat(-1)
+) -> Iterator[tuple[Any, ...]]:
+    """User, time, latitude, longitude, speed (None: there is none) and arrival of each event of ``values``."""
+    reader = recording_format(feed, file_format)
+    for value, arrived_us in zip(values, arrived, strict=False):
         try:
-            fixes.append([read(reader.read(value)) for read in reader.getters])
+            fix = reader.read(value)
+            yield *(read(fix) for read in reader.getters), arrived_us
         except Exception:  # the service refuses it, and says why where events are counted
             continue
-    user, moments, lat, lng, speed = zip(*fixes, strict=True) if fixes else ((), (), (), (), ())
-    none = np.zeros(len(user), dtype=bool)
+
+
+def _taken(config: Config, fixes: list[tuple[Any, ...]], file_format: str, kind: str, known: Guess) -> Observations:
+    users, moments, lat, lng, speed, arrived_us = zip(*fixes, strict=True) if fixes else ((),) * 6
     places = np.array(lat, dtype=float), np.array(lng, dtype=float)
-    return FixColumns(list(user), times_us(list(moments)), *places, np.array(speed, dtype=float), none, none)
-
-
-def _taken(
-    config: Config,
-    parts: list[FixColumns],
-    file_format: str,
-    kind: str,
-    known: Guess,
-    arrived_us: NDArray[np.int64] | None = None,
-) -> Observations:
-    """The decoded events that the service takes, whatever their speed."""
-    users = list(chain.from_iterable(part.user for part in parts))
-    time_us, lat, lng, speed, missing, wrong = (
-        np.concatenate([getattr(part, name) for part in parts]) if parts else np.zeros(0)
-        for name in ("time_us", "lat", "lng", "speed", "missing", "wrong")
-    )
-    columns = FixColumns(
-        users, time_us.astype(np.int64), lat, lng, np.zeros(len(users)), missing.astype(bool), wrong.astype(bool)
-    )
-    batch = Decoder(ageless(config), secrets.token_bytes(KEY_BYTES)).decode_columns(columns, time.time_ns() // 1000)
+    decoder = Decoder(ageless(config), secrets.token_bytes(KEY_BYTES))
+    columns = times_us(list(moments)), *places, np.zeros(len(users))
+    batch = decoder.decode_fixes(list(users), columns, time.time_ns() // 1000)
     at, rows = batch.index, batch.rows
     own = feed_format(config.feed.model_copy(update={"format": file_format}))
     fixed = None if file_format in ("canonical", "declared") else own.unit
@@ -173,8 +142,8 @@ def _taken(
         time_us=rows["time"].astype(np.int64),
         lat=rows["lat"] * 1e-7,
         lng=rows["lng"] * 1e-7,
-        speed=speed[at] * SPEED_TO_KMH[config.feed.speed_unit] / own.kmh,
-        arrived_us=np.full(len(at), -1, dtype=np.int64) if arrived_us is None else arrived_us[at],
+        speed=np.array(speed, dtype=float)[at] * SPEED_TO_KMH[config.feed.speed_unit] / own.kmh,
+        arrived_us=np.array(arrived_us, dtype=np.int64)[at],
         speed_unit=fixed,
         local=0.0 if known.times is None else known.times.local,
         offset=None if known.times is None else known.times.offset,
@@ -203,11 +172,10 @@ def _of_times(times: TimeForm | None) -> list[str]:
 
 
 def _sample(path: Path) -> _Sample:
-    """Events at the beginning of a file, as trees, whatever they mean."""
     with open_stored(path) as stored:  # type: ignore[union-attr]
         head = stored.peek(len(PARQUET))
     if head.startswith(PARQUET):
-        return _sample_of_table(path)
+        return _Sample("Parquet", list(islice(_objects(chain.from_iterable(table_lines(path, path))), _SAMPLE)))
     encoding = _encoding(path)
     lines = filter(None, (line.rstrip(b"\r") for line in chain.from_iterable(Lines(path, None, encoding))))
     first = next((line for line in lines if not is_remark(line)), b"")
@@ -259,28 +227,6 @@ def _sense(reading: tuple[str, list[str]]) -> tuple[int, bool, int]:
     return len(guess_fields(names)), separator in SEPARATORS and len(names) > 1, len(names)
 
 
-def _sample_of_table(path: Path) -> _Sample:
-    try:
-        from pyarrow.parquet import ParquetFile
-    except ModuleNotFoundError:
-        raise InspectionError(f"{path}: Parquet needs pyarrow; pip install 'hexveil[parquet]'") from None
-    try:
-        with ParquetFile(path) as file:
-            batch = next(file.iter_batches(_SAMPLE), None)
-            trees = [] if batch is None else batch.to_pylist()
-            names = file.schema_arrow.names
-    except Exception as error:  # whatever error hostile bytes cause
-        raise InspectionError(f"{path}: not a readable Parquet file ({str(error)[:160]})") from None
-    return _Sample("Parquet", [_texts(tree) for tree in trees] or [dict.fromkeys(names, "")])
-
-
-def _texts(tree: Any) -> Any:
-    """A row with its timestamps as text, as other files have them."""
-    if isinstance(tree, dict):
-        return {name: _texts(value) for name, value in tree.items()}
-    return tree.isoformat() if hasattr(tree, "isoformat") else tree
-
-
 def _encoding(path: Path) -> Encoding:
     """The encoding of a file's text, by its first block."""
     text = next(iter(Lines(path).blocks()), b"")
@@ -327,21 +273,11 @@ def observe_messages(
         except GuessError as error:
             raise InspectionError(f"{error}; name them in [feed.fields]") from None
         config, form = _guessed_config(sample, known)
-    events = [
-        (event, int(at))
+    events = (
+        (event, at)
         for message, at in zip(messages, arrived_us.tolist(), strict=True)
-        for event in _events(message)
-    ]
-    reader = recording_format(config.feed.model_copy(update={"format": "canonical", "speeds": "missing"}), form)
-    parts, arrived = [], []
-    for event, at in events[:limit]:
-        part = _decoded([event], reader)
-        if part.user:
-            parts.append(part)
-            arrived.append(at)
-    taken = _taken(config, parts, form, sample.kind, known, np.array(arrived, dtype=np.int64))
-    return replace(taken, command=WORKER)
-
-
-def _events(message: bytes) -> list[bytes]:
-    return (elements(message) if may_hold_several(message) else None) or [message]
+        for event in (elements(message) if may_hold_several(message) else None) or [message]
+    )
+    whole = list(islice(events, limit))
+    fixes = _fixes([event for event, _ in whole], _any_speed(config), form, [at for _, at in whole])
+    return replace(_taken(config, list(fixes), form, sample.kind, known), command=WORKER)

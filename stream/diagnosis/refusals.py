@@ -201,7 +201,6 @@ class Refusals:
         return f"{where}: {fields}" if fields else where
 
     def _paths(self, looks: Sequence[Look]) -> dict[str, str]:
-        """The path of each field that most of the events lack, and its role."""
         paths = dict(zip(ROLES, self._fields[0].paths, strict=False))
         return {paths.get(role, role): role for role in ROLES if _mostly(role not in each.values for each in looks)}
 
@@ -288,7 +287,6 @@ def powers_of_degrees(lat: Any, lng: Any) -> list[int]:
 
 
 def _moment(read: Callable[[Any], Any], value: Any) -> float | None:
-    """µs of a time as the feed's format reads it; None for what it refuses."""
     try:
         return time_us(read(value))
     except (ValueError, ArithmeticError):

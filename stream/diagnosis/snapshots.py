@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -13,11 +14,10 @@ import numpy.typing as npt
 
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH, SpeedSource
-from stream.diagnosis.observations import InspectionError, Observations, numbered
-from stream.diagnosis.reading import inspection_config, read_messages
+from stream.diagnosis.reading import InspectionError, Observations, inspection_config, numbered, read_messages
 from stream.diagnosis.refusals import Refusals
 from stream.sources.file_kinds import HEAD_BYTES, head_of, is_gtfs_realtime, is_html, unpacked
-from stream.sources.lines import RecordingError, open_stored
+from stream.sources.lines import RecordingError, StandardInput, open_stored
 from stream.sources.messages import Messages
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, without_clocks_ahead
@@ -27,6 +27,8 @@ Form = Literal["GTFS-realtime", "SIRI-VM"]
 
 _LOCAL_TIME = re.compile(rb"RecordedAtTime>\s*[0-9-]{10}T\d\d:\d\d(:\d\d(\.\d+)?)?\s*<")
 """A time without a zone."""
+_MOST = LARGEST_SNAPSHOT + 1
+"""Bytes that are read of a file: enough to notice one that is larger than a snapshot may be."""
 _NAMED = 4
 """Reasons that are named where nothing could be read."""
 
@@ -52,7 +54,7 @@ def snapshots_in(path: Path) -> tuple[list[Path], Form] | None:
     """
     files = files_of(path)
     if files == [path]:
-        with open_stored(path) as stored:  # type: ignore[union-attr]
+        with closing(open_stored(path)) as stored:
             form = form_of(unpacked(stored.peek(HEAD_BYTES)))
         return None if form is None else (files, form)
     heads = (head for head in map(head_of, files) if not is_html(head))
@@ -62,13 +64,12 @@ def snapshots_in(path: Path) -> tuple[list[Path], Form] | None:
 
 def reader_of(form: str, config: Config, speeds: SpeedSource) -> SnapshotEvents:
     """The reader of the command for this form. Raises :class:`InspectionError` if it cannot be used."""
-    feed = config.feed
     try:
         if "siri" in form.lower():
             from stream.sources.siri import SiriVehicleMonitoring as Reader
         else:
             from stream.sources.vehicle_positions import GtfsRealtime as Reader  # type: ignore[assignment]
-        return Reader(feed, config.slotting, speeds, config.relation)
+        return Reader(config.feed, config.slotting, speeds, config.relation)
     except ModuleNotFoundError:
         raise InspectionError("GTFS-realtime needs its bindings; pip install 'hexveil[gtfs]'") from None
     except ValueError as error:
@@ -82,14 +83,29 @@ def files_of(path: Path) -> list[Path]:
     return sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
 
 
-def decoded(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> Iterator[tuple[Path, Snapshot]]:
-    """The snapshots in ``files``; those that are none are added to ``problems``."""
+def _decoded(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> Iterator[tuple[Path, Snapshot]]:
+    """The snapshots in ``files``, of which ``-`` is standard input; those that are none are added to ``problems``."""
     for path in files:
         try:
-            with path.open("rb") as file:
-                yield path, reader.decoded(file.read(LARGEST_SNAPSHOT + 1))
-        except (SnapshotError, RecordingError, OSError) as error:
+            with closing(open_stored(path)) as stored:
+                body = stored.read_whole(_MOST) if isinstance(stored, StandardInput) else stored.read(_MOST)
+            yield path, reader.decoded(body)
+        except (SnapshotError, OSError) as error:
             problems.append(f"{path}: {error}")
+        except RecordingError as error:
+            problems.append(str(error))
+
+
+def events_of(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> Iterator[Messages]:
+    """The new events of each file in turn. A file that is no snapshot is skipped and added to ``problems``."""
+    for path, snapshot in without_clocks_ahead(_decoded(files, reader, problems)):
+        try:
+            messages = reader.of_document(snapshot)
+        except SnapshotError as error:
+            problems.append(f"{path}: {error}")
+            continue
+        if messages.values:
+            yield messages
 
 
 def observe_snapshots(files: list[Path], form: Form, limit: int, given: Config | None) -> Observations:
@@ -97,7 +113,7 @@ def observe_snapshots(files: list[Path], form: Form, limit: int, given: Config |
     given = inspection_config(given)
     reader, problems, snapshots = reader_of(form, given, "missing"), list[str](), list[Snapshot]()
     refused, fixes, several = Counter[str](), 0, "a folder of SIRI-VM" if form == "SIRI-VM" else "a folder of snapshots"
-    for _, snapshot in decoded(files, reader, problems):
+    for _, snapshot in _decoded(files, reader, problems):
         snapshots.append(snapshot)
         refused += snapshot.refused
         fixes += len(snapshot.vehicles)
@@ -126,7 +142,7 @@ def observe_snapshots(files: list[Path], form: Form, limit: int, given: Config |
         speed=np.concatenate([each.speed for each in snapshots]) * own,
         arrived_us=np.repeat(*np.array(headers, dtype=np.int64).T),
         speed_unit=None if form == "SIRI-VM" else "m/s",
-        local=float(form == "SIRI-VM" and any(_has_local_times(file) for file in files[:5])),
+        local=float(form == "SIRI-VM" and any(_LOCAL_TIME.search(_without_marks(head_of(file))) for file in files[:5])),
         command="hexveil siri-vm" if form == "SIRI-VM" else "hexveil gtfs-rt",
         notes=tuple(notes),
         refused=refused + Counter({"no snapshot": len(problems)} if problems else {}),
@@ -134,12 +150,7 @@ def observe_snapshots(files: list[Path], form: Form, limit: int, given: Config |
     )
 
 
-def _has_local_times(file: Path) -> bool:
-    return _LOCAL_TIME.search(_without_marks(head_of(file))) is not None
-
-
 def _nothing(refused: Counter[str], problems: list[str]) -> InspectionError:
-    """Says why no fix was found, and what to do if most of what was found is refused for one reason."""
     remedy = next((REMEDIES[reason] for reason, _ in refused.most_common(1) if reason in REMEDIES), None)
     why = (
         ", ".join([*(f"{count} {reason}" for reason, count in refused.most_common()), *problems][:_NAMED])
@@ -156,15 +167,7 @@ def read_snapshots(
     Raises :class:`InspectionError` if none can be read.
     """
     reader, problems = reader_of(form, config, config.feed.speeds), list[str]()
-
-    def blocks() -> Iterator[Messages]:
-        for _, snapshot in without_clocks_ahead(decoded(files_of(path), reader, problems)):
-            try:
-                yield reader.of_document(snapshot)
-            except SnapshotError:
-                continue
-
-    rows, refusals = read_messages(config, blocks(), key)
+    rows, refusals = read_messages(config, events_of(files_of(path), reader, problems), key)
     left_out = reader.tally.refused + Counter({"without-speed": reader.tally.without_speed})
     refusals.leave_out(left_out, reader.tally.derived)
     if problems and not refusals.taken + refusals.refused:

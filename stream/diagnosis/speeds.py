@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from dpcore.earth import great_circle_m
 from stream.config.feed import SPEED_TO_KMH, SpeedUnit
 from stream.config.value import QUANTUM, ValueConfig
+from stream.sources.derived_speed import CAP_KMH, LEAST_S, MOST_S
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-LEAST_S, MOST_S, FASTEST_KMH = 8.0, 300.0, 130.0
-"""Steps that are compared: seconds between their fixes, and the highest speed that is not an error of position."""
 LEAST_PAIRS, NEWEST = 200, 400
 """Steps without which nothing is said, and those by which a live feed is judged."""
 MOVES_KMH = 3.0
@@ -54,7 +53,7 @@ class Steps:
     @property
     def comparable(self) -> NDArray[np.bool_]:
         """Steps whose speed can be compared with a reported one."""
-        return (self.seconds >= LEAST_S) & (self.seconds <= MOST_S) & (self.kmh <= FASTEST_KMH)
+        return (self.seconds >= LEAST_S) & (self.seconds <= MOST_S) & (self.kmh <= CAP_KMH)
 
 
 def steps(user: NDArray[np.generic], time_us: IntArray, lat: FloatArray, lng: FloatArray, apart_s: float = 0) -> Steps:

@@ -103,7 +103,6 @@ def time_form(values: Sequence[Any]) -> TimeForm | None:
 
 
 def _offset_of(texts: list[str]) -> str | None:
-    """The offset that most ``texts`` end in; None if it is none, or UTC."""
     ends = Counter(end and end[0] for end in map(_ZONE.search, texts))
     offset = ends.most_common(1)[0][0]
     return f"{offset[:3]}:{offset[-2:]}" if offset and offset[0] in "+-" and offset.strip("+-0:") else None
@@ -153,7 +152,6 @@ def _shape(text: str) -> str:
 
 @cache
 def _patterns() -> dict[str, list[str]]:
-    """The patterns by the shape of the texts that they read."""
     moment, by_shape = datetime(2021, 11, 25, 17, 38, 59, 123, UTC), dict[str, list[str]]()
     for pattern in PATTERNS:
         by_shape.setdefault(_shape(moment.strftime(pattern)), []).append(pattern)

@@ -75,26 +75,24 @@ class DropTuning:
 class DropSearch:
     """Trials of one recording. ``file``: the configuration; ``most``: largest budget; ``on_trial``: after each."""
 
-    def __init__(self, file: Path, rows: Rows, want: DropWant, most: float, draws: int, seed: int) -> None:
-        self._file, self._config, self._want, self._most = file, load_config(file), want, most
-        self._draws, self._seed, self._recording = draws, seed, Recording(rows)
-        self._trials: list[DropTrial] = []
-        self._on_trial: Callable[[DropTrial], None] = lambda trial: None
-
-    def run(
+    def __init__(
         self,
-        resolutions: Sequence[int],
-        slots: Sequence[timedelta],
+        file: Path,
+        rows: Rows,
+        want: DropWant,
+        most: float,
+        draws: int,
         on_trial: Callable[[DropTrial], None] = lambda trial: None,
-        *,
-        finest: bool = False,
-    ) -> DropTuning:
-        """Search these grids; ``finest``: choose the finest grid that reaches the want, not the cheapest. ``on_trial``:
-        called after each trial.
+    ) -> None:
+        self._file, self._config, self._want, self._most = file, load_config(file), want, most
+        self._draws, self._recording, self._on_trial = draws, Recording(rows), on_trial
+        self._trials: list[DropTrial] = []
+
+    def run(self, resolutions: Sequence[int], slots: Sequence[timedelta], *, finest: bool = False) -> DropTuning:
+        """Search these grids; ``finest``: choose the finest grid that reaches the want, not the cheapest.
 
         Raises :class:`ConfigError` if no grid can be tried at all.
         """
-        self._on_trial = on_trial
         skipped: dict[tuple[Grid, str], str] = {}
         for slot in sorted(slots):
             for resolution in sorted(resolutions):
@@ -127,25 +125,21 @@ class DropSearch:
         yield Way("pure ε", pure | {"privacy.admission": "first-come", "speed.clipping": "none"})
 
     def _try(self, grid: Grid, *, finest: bool) -> dict[tuple[Grid, str], str]:
-        """All ways on one grid; which of them cannot be tried, and why."""
         window, problems = self._config.window, dict[tuple[Grid, str], str]()
         waits = grid[1] + window.allowed_delay + (window.publication_margin or timedelta(0))
         if waits > timedelta(minutes=self._want.minutes):
             return {(grid, ""): f"the first map with a drop is on the screen after {waits}"}
         for way in self.ways():
             same = [t.budget for t in self._trials if t.reaches and (not finest or t.grid == grid)]
+            budget = min(same, default=self._most)
             try:
-                self._lower(grid, way, min(same, default=self._most))
+                for _ in range(STEPS):
+                    if not self._trial(grid, way, budget, 1, self._draws).reaches:
+                        break
+                    budget /= STEP
             except ConfigError as error:
                 problems[grid, way.name] = str(error)
         return problems
-
-    def _lower(self, grid: Grid, way: Way, budget: float) -> None:
-        """Try ``budget`` and, while the want is reached, lower ones. Raises :class:`ConfigError`."""
-        for _ in range(STEPS):
-            if not self._trial(grid, way, budget, self._seed, self._draws).reaches:
-                return
-            budget /= STEP
 
     def _trial(self, grid: Grid, way: Way, budget: float, seed: int, draws: int) -> DropTrial:
         keys = self._keys(grid, way, budget)
@@ -162,7 +156,7 @@ class DropSearch:
     def _confirmed(self, trial: DropTrial) -> DropTrial | None:
         """``trial`` under other noise and twice as many draws; None if it does not reach the want there."""
         way = next(way for way in self.ways() if way.name == trial.way)
-        again = self._trial(trial.grid, way, trial.budget, self._seed + 1000, 2 * self._draws)
+        again = self._trial(trial.grid, way, trial.budget, 1001, 2 * self._draws)
         return again if again.reaches else None
 
     def _keys(self, grid: Grid, way: Way, budget: float) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ from stream.config import Config, ConfigError
 from stream.config.loading import with_section
 from stream.config.public_cells import public_cells
 from stream.evaluation.living import Accounts
-from stream.evaluation.scores import Charges, Errors, HistogramScore, Run, Score, means_of, useful_error
+from stream.evaluation.scores import Charges, Errors, Run, Score, means_of, useful_error
 from stream.statistics.columns import MOVING_MEAN, PERCENTS, Columns, Derived
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.merging import by_planned_cells
@@ -272,13 +272,11 @@ def _score_noise(table: Errors, name: str, column: Columns, target: FloatArray, 
 def _covers(
     interval: tuple[FloatArray, FloatArray] | FloatArray, target: FloatArray, rounding: float = 0.0
 ) -> npt.NDArray[np.bool_]:
-    """Whether each interval holds its number."""
     low, high = interval
     return (low <= target + rounding) & (target <= high + rounding)
 
 
 def _events(contributions: Contributions) -> FloatArray:
-    """Events of each cell, before any are left out."""
     counts = contributions.counts
     return counts.by_cell(counts.samples).astype(np.float64)
 
@@ -290,18 +288,14 @@ def _score_distributions(plan: Plan, contributions: Contributions, kept: Contrib
     cells, drawn = draw_distributions(plan, kept, Noise())
     if drawn is None:
         return
-    distribution, shares = _distribution_of(plan), drawn.shares()
+    speed, shares = plan.terms.speed, drawn.shares()
+    distribution = Distribution(speed.upper_quanta, speed.cdf_bins)
     true, noised = (np.cumsum(distribution.integers(of)[cells], axis=1) for of in (contributions, kept))
     distance = np.abs(shares.value - true / true[:, -1:]).max(axis=1)
     table, target = tables["distribution", "released"], noised / noised[:, -1:]
     table.add(contributions.counts.cells[cells], distance, true[:, -1].astype(np.float64))
     inside = (shares.low <= target + _ROUNDING) & (target <= shares.high + _ROUNDING)
     table.covered.append(np.asarray(inside.all(axis=1)))
-
-
-def _distribution_of(plan: Plan) -> Distribution:
-    speed = plan.terms.speed
-    return Distribution(speed.upper_quanta, speed.cdf_bins)
 
 
 def _score_participation(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Drawn:
@@ -324,9 +318,6 @@ def _score_participation(plan: Plan, contributions: Contributions, tables: Table
         if estimate.interval is not None:
             table.covered.append(_covers(np.array(estimate.interval)[:, at], true)[np.isfinite(true)])
     return columns, derived, memory
-
-
-NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust boundary; it is not a release."
 
 
 @dataclass(frozen=True)
@@ -411,14 +402,3 @@ def evaluate(
         seconds=time.monotonic() - started,
     )
     return [table.score(statistic, estimator, run) for (statistic, estimator), table in tables.items()]
-
-
-def report(source: str, trials: int, scores: Sequence[Score | HistogramScore], of: str = "scores") -> dict[str, Any]:
-    """The scores as JSON, marked as not private."""
-    return {
-        "private": False,
-        "warning": NOT_PRIVATE,
-        "recording": source,
-        "trials": trials,
-        of: [asdict(score) for score in scores],
-    }

@@ -169,7 +169,6 @@ def _ranges(family: Family, domain: Domain) -> Rectangles:
 
 
 def _inside(plan: HistogramTerms, fixes: Fixes, ranges: Rectangles) -> FloatArray:
-    """Representative fixes of all users in each range, shape (Q,)."""
     points = fixes.representatives(plan.fixes_per_user).points
     x, y = domain_of(plan).cell_coordinates(points[:, 0], points[:, 1])
     return np.array([np.count_nonzero((x >= a) & (x < b) & (y >= c) & (y < d)) for a, b, c, d in _columns(ranges)])

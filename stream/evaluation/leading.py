@@ -13,12 +13,10 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import FloatArray, IntArray
-from dpcore.bernstein import MEAN_OF
+from dpcore.arrays import FloatArray
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.config import Config
@@ -26,9 +24,8 @@ from stream.config.value import SPEED_UNIT
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.statistics.columns import Derived
 from stream.statistics.merging import by_planned_cells, resolutions
-from stream.statistics.participation.draw import exact_integers, layout_of
 from stream.statistics.pipeline import area_body, post_process
-from stream.statistics.plan import ParticipationPart, Plan
+from stream.statistics.plan import Plan
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
 from stream.statistics.window_release import speed_of
@@ -127,28 +124,19 @@ Windows = dict[int, npt.NDArray[np.void]]
 @dataclass(frozen=True)
 class Leading:
     """Leading numbers of the cells that have events, shape (C,): events; how far the 95 % interval reaches, in km/h,
-    infinite where nothing is released; whether the interval holds the true mean over samples; whether it holds the mean
-    in which users count as their weights say (under "values" the same); H3 resolution, below that of the window's grid
-    where cells are merged.
+    infinite where nothing is released; whether the interval holds the true mean over samples; H3 resolution, below that
+    of the window's grid where cells are merged.
     """
 
     events: FloatArray
     reach: FloatArray
     covers: npt.NDArray[np.bool_]
-    covers_own: npt.NDArray[np.bool_]
     resolution: npt.NDArray[np.uint64]
 
     @classmethod
     def joined(cls, parts: list[Self]) -> Leading:
         """All parts after each other."""
-        none = np.zeros(0)
-        return Leading(
-            np.concatenate([none, *(part.events for part in parts)]),
-            np.concatenate([none, *(part.reach for part in parts)]),
-            np.concatenate([none.astype(bool), *(part.covers for part in parts)]),
-            np.concatenate([none.astype(bool), *(part.covers_own for part in parts)]),
-            np.concatenate([none.astype(np.uint64), *(part.resolution for part in parts)]),
-        )
+        return Leading(*map(np.concatenate, zip(*(vars(part).values() for part in parts), strict=True)))
 
     def share_within(self, half_width: float) -> float:
         """Share of events in cells whose interval reaches at most ``half_width`` km/h."""
@@ -162,16 +150,9 @@ class Leading:
 
     def covered(self) -> float:
         """Share of events in cells whose interval holds the truth, of those in cells that are released."""
-        return self._share_of_released(self.covers)
-
-    def own_covered(self) -> float:
-        """The same of the number that the release is of."""
-        return self._share_of_released(self.covers_own)
-
-    def _share_of_released(self, chosen: npt.NDArray[np.bool_]) -> float:
         released = np.isfinite(self.reach)
         total = self.events[released].sum()
-        return float(self.events[released & chosen].sum() / total) if total else 0.0
+        return float(self.events[released & self.covers].sum() / total) if total else 0.0
 
     def cells_covered(self) -> float:
         """The same with every released cell counted alike; 0 if none is released."""
@@ -261,7 +242,6 @@ def released(config: Config, windows: Windows, draws: int, seed: int) -> tuple[L
 
 
 def _leading(planned: PlannedWindow, memory: Memory | None, noise: Noise) -> tuple[Leading, Memory | None]:
-    """Leading numbers of one window's cells, and the memory after it."""
     plan = planned.remembering(memory)
     samples, speed = by_planned_cells(plan, planned.contributions), speed_of(plan.terms)
     columns = speed.draw(plan, samples, noise)
@@ -273,7 +253,6 @@ def _leading(planned: PlannedWindow, memory: Memory | None, noise: Noise) -> tup
 
 
 def _judged(plan: Plan, samples: Contributions, leading: Derived) -> Leading:
-    """What is asked of the ``leading`` numbers of the plan's cells, for each cell of ``samples``."""
     counts, top = samples.counts, plan.terms.speed.upper
     assert leading.interval is not None, "means have intervals, released and modelled ones"
     low, high = np.clip(leading.interval, 0.0, top)
@@ -281,23 +260,6 @@ def _judged(plan: Plan, samples: Contributions, leading: Derived) -> Leading:
     at = np.minimum(np.searchsorted(plan.cells, counts.cells), len(plan.cells) - 1)
     listed = plan.cells[at] == counts.cells
     truth = exact_values(plan, samples)["mean"]
-    covers, covers_own = (
-        listed & (low[at] <= number + 1e-9) & (number <= high[at] + 1e-9)
-        for number in (truth, _own(plan, samples, at, truth))
-    )
+    covers = listed & (low[at] <= truth + 1e-9) & (truth <= high[at] + 1e-9)
     events = counts.by_cell(counts.samples).astype(np.float64)
-    return Leading(events, np.where(listed, reach[at], np.inf), covers, covers_own, resolutions(counts.cells))
-
-
-def _own(plan: Plan, samples: Contributions, at: IntArray, truth: FloatArray) -> FloatArray:
-    """The mean of weighted users in each cell, shape (C,), under "participation". Under "values", and where nobody who
-    counts was, ``truth``, the mean over samples. ``at``: where the plan lists each cell.
-    """
-    if plan.participation is None:
-        return truth
-    unclipped = msgspec.structs.replace(plan, participation=ParticipationPart())
-    degree = layout_of(plan.terms).degree
-    sums = exact_integers(unclipped, samples)[: degree + 1, at]
-    weight, total = sums.sum(axis=0), MEAN_OF[degree] @ sums
-    top = plan.terms.speed.upper
-    return np.where(weight > 0, top * total / np.maximum(weight, 1), truth)
+    return Leading(events, np.where(listed, reach[at], np.inf), covers, resolutions(counts.cells))

@@ -2,7 +2,7 @@
 
 Ledger, plan, charge, draw, memory and messages are the service's
 (:class:`stream.statistics.window_release.WindowStatistics`), and the number of a cell is the one that readers show
-(:func:`stream.messages.message.estimates_of`).
+(:func:`stream.messages.cells.estimates_of`).
 
 What the users of a simulated feed have paid, by the rules of the ledger; it lives in memory and has no server.
 
@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
 import h3.api.numpy_int as h3
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,7 +26,8 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.public_cells import public_cells
 from stream.evaluation.scores import means_of
-from stream.messages.message import HEXAGON_SPEED, Message, estimates_of
+from stream.messages.cells import cells_of, estimates_of
+from stream.messages.message import HEXAGON_SPEED, Message
 from stream.statistics.plan import Allowance, Due, Plan, spendable
 from stream.statistics.window_release import WindowStatistics
 from stream.statistics.window_rows import WindowRows
@@ -36,7 +36,7 @@ from stream.terms import Terms
 
 class Accounts:
     """Users pay from the budget of the period and, with a horizon, from that of its block, as
-    :meth:`stream.protocol.planning.Planning.make` has them pay.
+    :meth:`stream.protocol.release_protocol.Planning.make` has them pay.
     """
 
     def __init__(self) -> None:
@@ -138,11 +138,10 @@ def _read(plan: Plan, hexagons: IdArray, messages: Sequence[Message], shows: str
     seen = {}
     for message in messages:
         if message.topic == HEXAGON_SPEED:
-            body = msgspec.json.decode(message.value)
-            estimates = estimates_of(body)
-            if estimates is not None and shows in estimates:
-                mean, law = estimates[shows], 1.0 if plan.gaussian else np.sqrt(2)
-                seen[int(body["cell"], 16)] = mean["value"], *mean["interval"], body["mean"]["scale"] * law
+            (cell,) = cells_of([message.value])
+            led, law = getattr(estimates_of(cell), shows, None), 1.0 if plan.gaussian else np.sqrt(2)
+            if led is not None and cell.mean is not None:
+                seen[int(cell.cell, 16)] = led.value, *led.interval, cell.mean.scale * law
     nothing = (np.nan, np.nan, np.nan, np.inf)
     rows = [seen.get(cell, nothing) for cell in answering.tolist()]
     return Shown(*np.array(rows, dtype=np.float64).reshape(-1, 4).T)
@@ -222,7 +221,6 @@ def _busiest_hour(windows: Sequence[Exact], slot_s: int) -> list[Exact] | None:
 
 
 def _apart(cell: int, others: dict[int, float]) -> bool:
-    """Whether ``cell`` is far from each of ``others``; cells between which H3 knows no distance are far apart."""
     near = set(h3.grid_disk(cell, APART - 1).tolist())
     return not any(other in near for other in others)
 

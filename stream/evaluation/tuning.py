@@ -11,6 +11,7 @@ The settings that ``hexveil tune`` chooses among, as changes of a configuration.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,19 @@ from stream.offline import split_by_slot
 
 CELLS_PER_USER = (2, 4, 8, 16)
 """Limits k that are tried under "participation"."""
+_KEYS = {
+    "resolution": "hexagons.resolution",
+    "merge_until": "hexagons.merge_until",
+    "coarsest_resolution": "hexagons.coarsest_resolution",
+    "slot": "window.slot",
+    "statistics": "speed.statistics",
+    "clipping": "speed.clipping",
+    "suppression": "speed.suppression",
+    "post_processing": "speed.post_processing",
+    "weight": "participation.weight",
+    "cells_per_user": "participation.cells_per_user",
+}
+"""The keys of a configuration by the fields of a setting."""
 
 
 @dataclass(frozen=True)
@@ -55,35 +69,15 @@ class Setting:
     @classmethod
     def of(cls, config: Config) -> Self:
         """The settings of a configuration."""
-        hexagons, speed, participation = config.hexagons, config.speed, config.participation
-        return cls(
-            resolution=hexagons.resolution,
-            slot=config.window.slot,
-            statistics=speed.statistics,
-            clipping=speed.clipping,
-            suppression=speed.suppression,
-            merge_until=hexagons.merge_until,
-            coarsest_resolution=hexagons.coarsest_resolution,
-            weight=None if participation is None else participation.weight,
-            cells_per_user=None if participation is None else participation.cells_per_user,
-            post_processing=speed.post_processing,
-        )
+        places = {name: key.split(".") for name, key in _KEYS.items()}
+        given: dict[str, Any] = {name: getattr(getattr(config, at), key, None) for name, (at, key) in places.items()}
+        return cls(**given)
 
     def keys(self) -> dict[str, Any]:
         """All settings by their dotted keys in a configuration."""
         refused = set() if set(MOMENTS) <= set(self.statistics) else {CLIPPED_NORMAL}
-        return {
-            "hexagons.resolution": self.resolution,
-            "hexagons.merge_until": self.merge_until,
-            "hexagons.coarsest_resolution": self.coarsest_resolution,
-            "window.slot": self.slot,
-            "speed.statistics": self.statistics,
-            "speed.clipping": self.clipping,
-            "speed.suppression": self.suppression,
-            "speed.post_processing": tuple(name for name in self.post_processing if name not in refused),
-            "participation.weight": self.weight,
-            "participation.cells_per_user": self.cells_per_user,
-        }
+        modelled = tuple(name for name in self.post_processing if name not in refused)
+        return {key: getattr(self, name) for name, key in _KEYS.items()} | {"speed.post_processing": modelled}
 
     def changes_of(self, config: Config) -> dict[str, Any]:
         """Dotted keys of ``config`` that these settings change, with their new values."""
@@ -228,11 +222,10 @@ class Search:
         want: Want,
         most: float,
         draws: int,
-        seed: int,
         on_trial: Callable[[Trial], None] = lambda trial: None,
     ) -> None:
         self._config, self._want, self._most = config, want, most
-        self._draws, self._seed = draws, seed
+        self._draws = draws
         self._recording, self._on_trial = Recording(rows), on_trial
         self._trials: dict[tuple[Setting, int, bool], Trial] = {}
 
@@ -241,7 +234,7 @@ class Search:
 
         Raises :class:`ConfigError` if no grid can be released at all.
         """
-        order = sorted(((resolution, slot) for resolution in resolutions for slot in slots), key=_coarseness)
+        order = sorted(itertools.product(resolutions, slots), key=lambda grid: (grid[0], -grid[1]))
         grids: dict[Grid, Trial | None] = {}
         skipped: dict[Grid, str] = {}
         coarsest: Trial | None = None
@@ -353,7 +346,7 @@ class Search:
             config = setting.applied(self._config)
             slots = math.ceil(config.privacy.period / config.window.slot * 1.1)
             ample = with_terms(config, EPSILONS[level], min(slots, int(_MOST_BUDGET / EPSILONS[level])))
-            draws, seed = (2 * self._draws, self._seed + 1) if confirming else (self._draws, self._seed)
+            draws, seed = (2 * self._draws, 2) if confirming else (self._draws, 1)
             outcome = simulate(ample, self._recording.windows(config), self._want, draws, seed)
             reaches, seconds = outcome.share >= self._want.share - 1e-12, time.process_time() - began
             trial = Trial(setting, level, outcome, reaches, seconds, confirming)
@@ -420,14 +413,8 @@ def terms_of(config: Config, trial: Trial, most: float) -> dict[str, float]:
 
 
 def _next_budget(trial: Trial) -> float:
-    """About what the next higher ε would cost: charges are in proportion to it."""
     level = min(trial.level + 1, len(EPSILONS) - 1)
     return trial.outcome.budget * EPSILONS[level] / EPSILONS[trial.level]
-
-
-def _coarseness(grid: Grid) -> tuple[int, timedelta]:
-    """Coarser grids first."""
-    return grid[0], -grid[1]
 
 
 def fineness(grid: Grid) -> float:

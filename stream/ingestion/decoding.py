@@ -8,7 +8,7 @@ bound later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -110,22 +110,13 @@ class Batch:
     element: NDArray[np.int64]
     messages: int
 
-
-@dataclass(frozen=True)
-class FixColumns:
-    """Fixes of a table, shape (n,): identifiers, µs UTC, degrees, and speed in the feed's unit.
-
-    ``missing``: a field is empty. ``wrong``: a field has a value of another type. The values of such rows do not
-    matter.
-    """
-
-    user: list[Any]
-    time_us: NDArray[np.int64]
-    lat: NDArray[np.float64]
-    lng: NDArray[np.float64]
-    speed: NDArray[np.float64]
-    missing: NDArray[np.bool_]
-    wrong: NDArray[np.bool_]
+    def refusals(self, offsets: NDArray[np.int64]) -> Iterator[tuple[Reason, int, int, int, int]]:
+        """Of each reason the first and the last offset, the number of events, and the element of the first.
+        ``offsets``: of the messages, (n,)."""
+        for code in np.unique(self.reason).tolist():
+            chosen = self.reason == code
+            where = offsets[self.refused[chosen]]
+            yield REASONS[code], int(where[0]), int(where[-1]), len(where), int(self.element[chosen][0])
 
 
 @dataclass(frozen=True)
@@ -293,20 +284,12 @@ class Decoder:
         first = self._total(fixes[:middle], _of(arrived_us, slice(middle)))
         return _joined(first, self._total(fixes[middle:], _of(arrived_us, slice(middle, None))))
 
-    def decode_columns(self, columns: FixColumns, arrived_us: ArrivalTimes) -> Batch:
-        """Rows from columns, by the same rules as :meth:`decode`. ``arrived_us``: when they arrived, µs UTC."""
-        reason = np.full(len(columns.user), _SOUND, dtype=np.uint8)
-        finite = np.isfinite(columns.lat) & np.isfinite(columns.lng) & np.isfinite(columns.speed)
-        for failed, why in (
-            (columns.missing, Reason.MISSING_FIELD),
-            (columns.wrong, Reason.WRONG_TYPE),
-            (~finite, Reason.NOT_FINITE),
-        ):
-            reason[failed & (reason == _SOUND)] = _CODE[why]
-        chosen = columns.time_us, columns.lat, columns.lng, columns.speed
+    def decode_fixes(self, users: list[Any], columns: _Columns, arrived_us: ArrivalTimes) -> Batch:
+        """Rows of fixes whose messages are read already, by the same rules as :meth:`decode`."""
+        reason = np.full(len(users), _SOUND, dtype=np.uint8)
         if self._clocks is not None:
-            chosen = self._from_local(chosen, np.ones(len(reason), dtype=bool), reason)
-        return self._of_sound(columns.user, chosen, reason, arrived_us)
+            columns = self._from_local(columns, np.ones(len(reason), dtype=bool), reason)
+        return self._of_sound(users, columns, reason, arrived_us)
 
     def _from_local(self, columns: _Columns, are_local: NDArray[np.bool_], reason: NDArray[np.uint8]) -> _Columns:
         """The columns with the times ``are_local``, which claim to be UTC, as local times of ``feed.times_zone``."""

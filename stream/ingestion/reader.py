@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from stream.config import Config
 from stream.ingestion.bounded import BoundedConsumer, FeedRecord
-from stream.ingestion.decoding import REASONS, ArrivalTimes, Batch, Decoder, Reason
+from stream.ingestion.decoding import ArrivalTimes, Batch, Decoder, Reason
 from stream.ingestion.log_ends import first_after, log_ends
 from stream.messages.message import Message, rejected_message
 from stream.servers.connection import connect
@@ -368,10 +368,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         return np.fromiter((record.appended_us for record in records), np.int64, len(records))
 
     def _report_rejected(self, partition: TopicPartition, batch: Batch, offsets: NDArray[np.int64]) -> None:
-        for code in np.unique(batch.reason).tolist():
-            chosen = batch.reason == code
-            where, element = offsets[batch.refused[chosen]], int(batch.element[chosen][0])
-            self._reject(REASONS[code], partition, int(where[0]), int(where[-1]), len(where), element)
+        for reason, *where in batch.refusals(offsets):
+            self._reject(reason, partition, *where)
 
     def _report_skipped(self, bounded: BoundedConsumer) -> None:
         for partition, first, last in bounded.skipped:

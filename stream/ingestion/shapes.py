@@ -68,14 +68,10 @@ def _typed(node: Any, kinds: Sequence[Any], names: list[str], prefix: str = "") 
     for at, part in enumerate(parts):
         name = f"part_{at}"
         kind, make = (
-            (Any, _none) if part not in node else _typed(node[part], kinds, names, f"{prefix}.{name}".strip("."))
+            _typed(node[part], kinds, names, f"{prefix}.{name}".strip(".")) if part in node else (Any, lambda _: None)
         )
         fields.append((name, kind, None) if may_miss.get(part) and not as_list else (name, kind))
         makes.append(make)
     rename = dict(zip((field[0] for field in fields), parts, strict=True))
     struct: Any = msgspec.defstruct("Event", fields, gc=False, array_like=as_list, rename=rename)
     return struct, lambda values: struct(*(make(values) for make in makes))
-
-
-def _none(_: Sequence[Any]) -> None:
-    return None

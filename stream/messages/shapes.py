@@ -8,12 +8,13 @@ were released apart from it. The shapes of a window's cells neither overlap nor 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import h3
-import msgspec
+
+from stream.messages.cells import Cell
 
 MOST_KEPT = 1 << 15
 """Shapes that are kept: those of one window are mostly those of the next one, too."""
@@ -27,24 +28,10 @@ class Place(NamedTuple):
     finest: int = 0
 
 
-class _Placed(msgspec.Struct):
-    cell: str
-    excludes: list[str] = []
-
-
-_PLACED = msgspec.json.Decoder(_Placed)
-
-
-def places_of(values: Iterable[bytes]) -> list[Place]:
-    """The places of the messages of one window, in the same order; all are needed to know the finest resolution."""
-    placed = [_PLACED.decode(value) for value in values]
-    finest = finest_of(placed)
-    return [Place(one.cell, tuple(one.excludes), finest) for one in placed]
-
-
-def finest_of(placed: Iterable[Any]) -> int:
-    """The finest resolution of cells and of what they exclude."""
-    return max((h3.get_resolution(cell) for one in placed for cell in (one.cell, *one.excludes)), default=0)
+def places_of(cells: Sequence[Cell]) -> list[Place]:
+    """The places of the cells of one window, in the same order; all are needed to know the finest resolution."""
+    finest = max((h3.get_resolution(part) for one in cells for part in (one.cell, *one.excludes)), default=0)
+    return [Place(one.cell, one.excludes, finest) for one in cells]
 
 
 @lru_cache(MOST_KEPT)

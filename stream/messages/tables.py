@@ -18,6 +18,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from importlib.util import find_spec
 from itertools import islice
 from typing import IO, Any
 
@@ -25,7 +26,8 @@ import h3
 import msgspec
 
 from dpcore.cdf import ONE_SIDED
-from stream.messages.message import ESTIMATED, HEXAGON_SPEED, estimates_of
+from stream.messages.cells import ESTIMATED, estimates_in
+from stream.messages.message import HEXAGON_SPEED
 from stream.messages.shapes import Place, centre_of, geometry_of
 
 Row = dict[str, Any]
@@ -160,19 +162,13 @@ def table_of(values: Sequence[bytes], suffix: str) -> bytes:
 
 def require_parquet() -> None:
     """Raise :class:`ParquetMissingError` if pyarrow is not installed."""
-    try:
-        import pyarrow  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ParquetMissingError(str(error)) from None
+    if not can_write_parquet():
+        raise ParquetMissingError("No module named 'pyarrow'")
 
 
 def can_write_parquet() -> bool:
     """Whether pyarrow is installed."""
-    try:
-        require_parquet()
-    except ParquetMissingError:
-        return False
-    return True
+    return find_spec("pyarrow") is not None
 
 
 def _columns(rows: Iterable[Row]) -> list[str]:
@@ -319,7 +315,7 @@ def _row(body: dict[str, Any]) -> Row:
         "schema_version": HEXAGON_SPEED,
     }
     row |= dict.fromkeys(_ESTIMATE)
-    flatten(row, "estimate", estimates_of(body) or {})
+    flatten(row, "estimate", estimates_in(body) or {})
     row |= {"status": body["status"], "excludes": " ".join(body.get("excludes", ())) or None}
     for name, value in body.items():
         if name not in ("window", *row):

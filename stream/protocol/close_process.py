@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Unpack
+from typing import Any
 
 from aiokafka.errors import KafkaError
 from redis.exceptions import RedisError
@@ -18,9 +18,9 @@ from stream.local import die_with_parent
 from stream.logs import configure_logs
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.ledger_check import Known, LedgerCheck
-from stream.protocol.parts import ContentError, SlotRows, signer_of, statistics_of
+from stream.protocol.parts import ContentError, signer_of, statistics_of
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
-from stream.protocol.release_protocol import Hooks, ReleaseProtocol
+from stream.protocol.release_protocol import ReleaseProtocol
 from stream.servers.connection import start_client
 from stream.statistics.plan import PlanError
 from stream.statistics.window_rows import WindowRows
@@ -29,8 +29,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, OutOfTurnError
 from stream.storage.partitions import spans_servers
 from stream.storage.release_store import Released, ReleaseStore
-from stream.storage.row_store import RowStore
-from stream.storage.sealed_rows import NotSealedError
+from stream.storage.row_store import NotSealedError, RowStore
 
 
 @dataclass(frozen=True)
@@ -167,25 +166,19 @@ class _Servers:
     def rows(self) -> RowStore:
         return RowStore.of(self.check.redis, self.config)
 
-    @property
-    def slot_rows(self) -> SlotRows:
-        """The rows as the release protocol uses them."""
+    def _protocol(self, **hooks: Any) -> ReleaseProtocol:
         check, rows = self.check, self.rows
-        if not spans_servers(check.redis):
-            return rows
-        return RowsOfCluster(DueWindows(self.config, rows, ReleaseStore.of(check.redis, self.config), check.ledger))
-
-    def _protocol(self, **hooks: Unpack[Hooks]) -> ReleaseProtocol:
-        check = self.check
-        hooks["before_publishing"] = self.check.verify
-        return ReleaseProtocol.connect(
+        store = ReleaseStore.of(check.redis, self.config)
+        of_cluster = RowsOfCluster(DueWindows(self.config, rows, store, check.ledger))
+        return ReleaseProtocol(
             statistics_of(self.config),
             check.redis,
-            self.slot_rows,
+            of_cluster if spans_servers(check.redis) else rows,
             check.ledger,
             self.publisher,
             Noise(),
             signer_of(self.config),
+            before_publishing=self.check.verify,
             **hooks,
         )
 

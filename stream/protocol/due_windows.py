@@ -15,8 +15,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import Look, RowStore
-from stream.storage.sealed_rows import NotSealedError
+from stream.storage.row_store import Look, NotSealedError, RowStore
 from stream.windows import read_through, utc_text, watermark
 
 log = structlog.get_logger()
@@ -170,9 +169,9 @@ class RowsOfCluster:
         await self.due.seal(slot)
 
     async def read(self, slot: int, *, positions: bool) -> npt.NDArray[np.void]:
-        """As :meth:`SealedRows.read`."""
+        """As :meth:`RowStore.read`."""
         return await self.due.rows.read(slot, positions=positions)
 
     async def drop_rows(self, slot: int) -> None:
-        """As :meth:`SealedRows.drop_rows`."""
+        """As :meth:`RowStore.drop_rows`."""
         await self.due.rows.drop_rows(slot)

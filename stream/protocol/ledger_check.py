@@ -82,11 +82,16 @@ class LedgerCheck:
         """
         published, shared = await self.look(), SharedLedger.of(self.redis, self.config)
         if shared is not None:
-            self._require_user_key()
+            try:
+                existing_user_key(self.config.privacy.user_key_file)
+            except UserKeyError as error:
+                raise LedgerError(str(error)) from None
         await self.ledger.claim_policy(self.config.ledger_policy)
         await self.ledger.claim_identity(user_identity(self.config.feed))
         if shared is not None:
-            await self._join(shared, published)
+            # It joins last, so that a feed that is refused neither holds periods nor states a budget.
+            await shared.bind(self._common(published))
+            await self.ledger.start_generation(budget=self.config.privacy.ledger_budget)
         elif published.last(self.config.feed.name) is None:
             await self.ledger.start_generation()
         self.known.published = published
@@ -114,17 +119,6 @@ class LedgerCheck:
             await self.ledger.kept_for(user_identity(feed))
             await shared.check(self._common(published))
         return published
-
-    async def _join(self, shared: SharedLedger, published: Published) -> None:
-        """Join last, so that a feed that is refused neither holds periods nor states a budget."""
-        await shared.bind(self._common(published))
-        await self.ledger.start_generation(budget=self.config.privacy.ledger_budget)
-
-    def _require_user_key(self) -> None:
-        try:
-            existing_user_key(self.config.privacy.user_key_file)
-        except UserKeyError as error:
-            raise LedgerError(str(error)) from None
 
     def _common(self, published: Published) -> Common:
         """What this feed would bind a shared ledger to. Raises :class:`LedgerError` for an unusable user key."""

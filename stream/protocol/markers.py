@@ -128,16 +128,6 @@ async def read_markers(
         await consumer.stop()
 
 
-def _marker(value: bytes, where: str) -> Marker:
-    try:
-        return msgspec.json.decode(value, type=Marker)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise LedgerError(
-            f"{where} holds something that is not a close marker ({error}), so what was released is unknown. Only "
-            "workers may write there; find out who else did"
-        ) from None
-
-
 async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
     """Partitions of the topic of close markers. Waits some seconds, because brokers list a new topic late."""
     deadline = time.monotonic() + TOPIC_SECONDS
@@ -178,7 +168,13 @@ class _Gathered:
         feed = (record.key or b"").decode(errors="replace")
         if record.value is None or not (feed == self.feed or self._of_the_ledger(feed, record.value)):
             return
-        marker = _marker(record.value, f"{record.topic}/{record.partition}, offset {record.offset}")
+        try:
+            marker = msgspec.json.decode(record.value, type=Marker)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise LedgerError(
+                f"{record.topic}/{record.partition}, offset {record.offset} holds something that is not a close marker "
+                f"({error}), so what was released is unknown. Only workers may write there; find out who else did"
+            ) from None
         self.generations.add(marker.generation)
         rank = marker.sequence, record.timestamp, record.partition, record.offset
         if feed not in self.newest or rank > self.newest[feed].rank:
@@ -190,7 +186,7 @@ class _Gathered:
             return False
         try:
             return msgspec.json.decode(value, type=_Naming).ledger == self.shared_ledger
-        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        except (msgspec.DecodeError, RecursionError):
             return feed in self.members
 
 

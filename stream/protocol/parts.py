@@ -18,7 +18,7 @@ from stream.messages.message import Message
 from stream.statistics.plan import PlanError
 from stream.statistics.window_release import WindowStatistics
 from stream.storage.ledger import LedgerError
-from stream.storage.sealed_rows import NotSealedError
+from stream.storage.row_store import NotSealedError
 from stream.terms import Terms
 from stream.windows import utc_text
 

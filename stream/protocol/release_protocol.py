@@ -7,25 +7,183 @@ once. Users are charged before noise is drawn, and only the committed bytes are 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Self, TypedDict, Unpack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import structlog
 from redis.asyncio import Redis
 
+from dpcore.arrays import IdArray
 from dpcore.noise import Noise
 from stream.messages.chain import ChainError, Signer, continued, decode_link, encode_link
 from stream.messages.message import Message, decode_outbox, encode_outbox
 from stream.protocol.parts import ContentError, Publisher, SlotRows, content_of
-from stream.protocol.planning import DueWindow, Planning, StoredPlan
-from stream.statistics.plan import Plan
+from stream.statistics.plan import (
+    Allowance,
+    Due,
+    Plan,
+    PlanError,
+    decode_plan,
+    encode_plan,
+    require_storable_plan,
+    spendable,
+)
 from stream.statistics.window_release import Drawn, WindowStatistics
 from stream.statistics.window_rows import WindowRows
-from stream.storage.ledger import AlreadyReleasedError, Ledger, LedgerError
+from stream.storage.ledger import AlreadyReleasedError, Ledger, LedgerError, TermsError
 from stream.storage.release_store import Carried, ChargesGoneError, CommitOutcome, Released, ReleaseStore
+from stream.terms import Terms
 from stream.windows import Window, utc_text
+
+log = structlog.get_logger()
+
+
+NOBODY = np.zeros(0, dtype=np.uint64)
+
+
+class StoredPlan(NamedTuple):
+    """A plan and its stored bytes in Redis."""
+
+    plan: Plan
+    stored: bytes
+
+
+class DueWindow(NamedTuple):
+    """A window to close, with its plan if an earlier attempt or another worker stored one.
+
+    ``positions``: whether a histogram or a rule of fixes reads lat and lng, on the terms of now or of the plan.
+    """
+
+    window: Window
+    positions: bool
+    planned: StoredPlan | None
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Makes, stores, charges and replaces plans of one feed. A plan is stored only once: the first writer wins."""
+
+    statistics: WindowStatistics
+    store: ReleaseStore
+    ledger: Ledger
+
+    @property
+    def terms(self) -> Terms:
+        """The terms on which windows are planned from now on."""
+        return self.statistics.terms
+
+    async def window(self, slot: int) -> DueWindow:
+        """The window that begins at ``slot``. A planned window keeps its length, even if ``window.slot`` was changed
+        since.
+
+        Raises :class:`PlanError` if no window begins there, and :class:`LedgerError` if its plan counts in another
+        unit.
+        """
+        stored = await self.store.plan(slot)
+        planned = None if stored is None else self._read(stored)
+        window = self.terms.window_at(slot) if planned is None else planned.plan.window
+        if window.start != slot:
+            raise PlanError(
+                f"no window of {timedelta(seconds=self.terms.slot_s)} begins at {utc_text(slot)}: window.slot was "
+                "changed while its rows "
+                "were collected; nothing was planned. Restore the old length until it is released"
+            )
+        planned_by_them = planned is not None and planned.plan.terms.reading.positions
+        return DueWindow(window, self.terms.reading.positions or planned_by_them, planned)
+
+    async def first(self, window: Window, rows: WindowRows | None) -> StoredPlan:
+        """Make and store a plan of ``window``. If another worker stored one meanwhile, that plan is returned."""
+        plan = await self.make(window, rows, NOBODY)
+        stored = encode_plan(plan)
+        try:
+            with content_of(window.start, "the plan"):
+                require_storable_plan(len(stored))
+        except ContentError as error:
+            stored = encode_plan(self._withhold(plan.due, plan.budget, error))
+        return self._read(await self.store.store_plan(window.start, stored))
+
+    async def replaced(
+        self, window: Window, rows: WindowRows | None, planned: StoredPlan, refused: IdArray
+    ) -> StoredPlan:
+        """Replace ``planned`` by a plan without the users in ``refused``. Returns the plan that is stored then."""
+        plan = encode_plan(await self.make(window, rows, refused))
+        stored = await self.store.replace_plan(window.start, planned.stored, plan)
+        return await self.first(window, rows) if stored is None else self._read(stored)
+
+    async def make(self, window: Window, rows: WindowRows | None, refused: IdArray) -> Plan:
+        """A plan by the ledger and its terms of the period, without the users in ``refused``.
+
+        A higher budget takes effect with the next period; so does any other one if feeds share the ledger. If no plan
+        can be made, the window is withheld if the relation permits that; else this raises :class:`ContentError`.
+        ``rows``: None if they could not be read.
+        """
+        generation = await self.ledger.generation()
+        if generation is None:
+            raise LedgerError(
+                f"feed {self.terms.feed!r} has rows to release but Redis holds no ledger generation; what was spent "
+                "is unknown. Restore Redis from its append-only file"
+            )
+        due = Due(self.terms, window, generation)
+        terms = await self.ledger.terms(due.period.key)
+        allowed = await self.ledger.budget(terms, self.terms.privacy.budget)
+        if rows is None:
+            return self._withhold(due, allowed, None)
+        users = rows.counts.users
+        left = allowed - await self.ledger.spent(due.period.key, users, besides=window.start)
+        left = spendable(left, users, due, allowed)
+        left = np.minimum(left, await self.ledger.left_of_block(due.period, users, besides=window.start))
+        left[np.isin(users, refused)] = 0
+        memory = await self.store.memory()
+        try:
+            with content_of(window.start, "plan"):
+                return self.statistics.plan(rows, due, Allowance(left, allowed, terms.counts), memory)
+        except ContentError as error:
+            return self._withhold(due, allowed, error)
+
+    def _withhold(self, due: Due, allowed: int, error: ContentError | None) -> Plan:
+        plan = self.statistics.withhold(due, self.terms.privacy.budget if self.terms.ledger is None else allowed)
+        if plan is None:
+            assert error is not None, "rows that cannot be read are told only where a window may be withheld"
+            raise error
+        log.error("window withheld", window=utc_text(due.window.start), reason=str(error or "its rows cannot be read"))
+        return plan
+
+    async def charge(self, plan: Plan) -> IdArray | None:
+        """Charge all users of ``plan``. Returns None once all have paid, else the users whose budget does not cover the
+        charge.
+
+        An empty array means that another worker charged the period on other terms meanwhile, so a new plan is needed.
+        """
+        users, charges = plan.charged_users()
+        try:
+            refused = await self.ledger.charge(
+                plan.window.start,
+                plan.period,
+                plan.generation,
+                users,
+                charges,
+                plan.budget,
+                plan.digest,
+                plan.charge_basis,
+            )
+        except TermsError:
+            return NOBODY
+        return refused if len(refused) else None
+
+    def _read(self, stored: bytes) -> StoredPlan:
+        plan = decode_plan(stored)
+        if plan.gaussian != (self.terms.privacy.zcdp is not None):
+            accounting = "pure" if self.terms.privacy.zcdp is None else "zcdp"
+            raise LedgerError(
+                f"the stored plan of window {utc_text(plan.window.start)} counts another unit than accounting "
+                f"'{accounting}'; restore the old settings until it is released"
+            )
+        return StoredPlan(plan, stored)
+
 
 STEPS = ("seal", "read", "plan", "charge", "draw", "commit", "publish", "confirm", "clean")
 """The steps of the protocol in order. ``after_step`` is called with the name of each."""
@@ -42,18 +200,9 @@ async def _nothing() -> None:
     """The default of ``before_publishing``: there is nothing to check."""
 
 
-class Hooks(TypedDict, total=False):
-    """Functions that :class:`ReleaseProtocol` calls while a window is released."""
-
-    before_publishing: Callable[[], Awaitable[None]]
-    after_step: Callable[[str], Awaitable[None] | None]
-    on_redraw: Callable[[], None]
-    on_uncounted: Callable[[WindowRows], None]
-
-
 @dataclass(frozen=True)
 class ReleaseProtocol:
-    """The parts of the protocol for one feed.
+    """The protocol of one feed, with its state in ``redis``. ``signer``: of its close markers, if they are signed.
 
     ``before_publishing`` is called once the committed bytes were read, and raises if what was published since
     contradicts them. ``after_step`` is called after each finished step, ``on_redraw`` when a draw was discarded unseen,
@@ -61,36 +210,23 @@ class ReleaseProtocol:
     """
 
     statistics: WindowStatistics
-    planning: Planning
-    store: ReleaseStore
+    redis: Redis
     rows: SlotRows
     ledger: Ledger
     publisher: Publisher
     noise: Noise
-    signer: Signer | None
+    signer: Signer | None = None
     before_publishing: Callable[[], Awaitable[None]] = _nothing
     after_step: Callable[[str], Awaitable[None] | None] = lambda _: None
     on_redraw: Callable[[], None] = lambda: None
     on_uncounted: Callable[[WindowRows], None] = lambda _: None
+    store: ReleaseStore = field(init=False)
+    planning: Planning = field(init=False)
 
-    @classmethod
-    def connect(
-        cls,
-        statistics: WindowStatistics,
-        redis: Redis,
-        rows: SlotRows,
-        ledger: Ledger,
-        publisher: Publisher,
-        noise: Noise,
-        signer: Signer | None = None,
-        **hooks: Unpack[Hooks],
-    ) -> Self:
-        """The protocol of one feed, with its state in ``redis``. ``signer``: of its close markers, if they are signed;
-        ``hooks``: the fields of the same names.
-        """
-        store = ReleaseStore(redis, statistics.terms.feed, statistics.terms.ledger)
-        planning = Planning(statistics, store, ledger)
-        return cls(statistics, planning, store, rows, ledger, publisher, noise, signer, **hooks)
+    def __post_init__(self) -> None:
+        store = ReleaseStore(self.redis, self.statistics.terms.feed, self.statistics.terms.ledger)
+        object.__setattr__(self, "store", store)
+        object.__setattr__(self, "planning", Planning(self.statistics, store, self.ledger))
 
     async def close(self, slot: int) -> Released:
         """Commit one window and publish it; continues after the step that an earlier attempt reached.

@@ -66,18 +66,15 @@ class Broadcast:
 
     def announce(self, window: WindowView) -> None:
         """Send a complete window to every stream of its feed."""
-        self._send(window.feed, (number_of(window), frame_of(window)))
+        self.tell(window.feed, frame_of(window), number_of(window))
 
-    def tell(self, feed: str, frame: bytes) -> None:
-        """Send an event without id, which is not repeated to clients that reconnect, to every stream of the feed."""
-        self._send(feed, (None, frame))
-
-    def _send(self, feed: str, event: tuple[int | None, bytes]) -> None:
+    def tell(self, feed: str, frame: bytes, number: int | None = None) -> None:
+        """Send an event to every stream of the feed; one without an id is not repeated to clients that reconnect."""
         for stream in list(self._streams):
             if stream.feed != feed:
                 continue
             try:
-                stream.frames.put_nowait(event)
+                stream.frames.put_nowait((number, frame))
             except asyncio.QueueFull:
                 self._metrics.sse_dropped.inc()
                 self._streams.discard(stream)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import time
 from itertools import islice
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.arrays import FloatArray
+from stream.messages.cells import Cell, cells_of
 from stream.serve.local_time import local_start, zone_of
 from stream.serve.window_store import View, WindowView
 
@@ -32,18 +32,6 @@ ENOUGH = 3
 CellArray = npt.NDArray[np.uint64]
 Rests = dict[int, frozenset[str]]
 """The finer cells that each merged cell of a window excludes; cells without such are left out."""
-
-
-class _Estimate(msgspec.Struct, gc=False):
-    raw: float
-    scale: float
-
-
-class _Cell(msgspec.Struct, gc=False):
-    cell: str
-    excludes: tuple[str, ...] = ()
-    accounting: str | None = None
-    mean: _Estimate | None = None
 
 
 class Decoded(NamedTuple):
@@ -88,7 +76,7 @@ class Usual:
         with self._lock:
             decoded = self.kept.get(key)
         if decoded is None:  # without the lock, for which the event loop may wait
-            decoded = _decode(_bodies(window))
+            decoded = _decode(cells_of(window.in_order()))
             with self._lock:
                 self.kept[key] = decoded
         return decoded
@@ -118,18 +106,10 @@ def other_areas(one: Rests, other: Rests) -> CellArray:
     return np.array([cell for cell in one.keys() | other.keys() if one.get(cell) != other.get(cell)], dtype=np.uint64)
 
 
-def _bodies(window: WindowView) -> list[_Cell]:
-    decoder = msgspec.json.Decoder(_Cell)
-    return [decoder.decode(body) for body in window.in_order()]
-
-
-def _rests(cells: Iterable[_Cell]) -> Rests:
-    return {int(body.cell, 16): frozenset(body.excludes) for body in cells if body.excludes}
-
-
-def _decode(bodies: list[_Cell]) -> Decoded:
+def _decode(cells: Sequence[Cell]) -> Decoded:
     # A scale of 0 means that there was nobody to measure, so the value says nothing about what is usual.
-    noisy = [(body, body.mean) for body in bodies if body.mean is not None and body.mean.scale > 0]
-    deviations = [mean.scale * (1.0 if body.accounting == "zcdp" else math.sqrt(2.0)) for body, mean in noisy]
+    noisy = [(cell, cell.mean) for cell in cells if cell.mean is not None and cell.mean.scale > 0]
+    deviations = [mean.scale * (1.0 if cell.is_gaussian else math.sqrt(2.0)) for cell, mean in noisy]
     means = np.array([[mean.raw for _, mean in noisy], deviations], dtype=float)
-    return Decoded(np.array([int(body.cell, 16) for body, _ in noisy], dtype=np.uint64), means, _rests(bodies))
+    rests = {int(cell.cell, 16): frozenset(cell.excludes) for cell in cells if cell.excludes}
+    return Decoded(np.array([int(cell.cell, 16) for cell, _ in noisy], dtype=np.uint64), means, rests)

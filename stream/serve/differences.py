@@ -18,14 +18,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import h3
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from scipy.special import erfc
 
 from dpcore.arrays import FloatArray
-from stream.messages.message import is_anybody
-from stream.serve.city.combining import LAPLACE, NORMAL, Counted
+from stream.messages.cells import Cell, Number, is_anybody
+from stream.serve.city.combining import LAPLACE, NORMAL
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -124,56 +123,24 @@ def tail_of(size: FloatArray, one: FloatArray, other: FloatArray, laplace: BoolA
     return np.where(noisy, np.where(laplace, both, normal), 0.0)
 
 
-class _Number(msgspec.Struct, gc=False):
-    value: float
-    interval: tuple[float, float]
-    scale: float = 0.0
-    at_bound: bool = False
+Numbers = tuple[float, float, float, float]
+"""Value, both ends of the interval, and scale of the noise."""
+_NONE = (math.nan,) * 4
 
 
-class _Range(msgspec.Struct, gc=False):
-    upper: float
+def _number(cell: Cell, statistic: str) -> Number | None:
+    """The released number; None where the cell was not published, or without it."""
+    number: Number | None = getattr(cell, statistic)
+    return number if cell.status == "published" else None
 
 
-class _Models(msgspec.Struct, frozen=True, gc=False):
-    deviation: _Number | None = None
+def _settings(cell: Cell) -> tuple[str, str, bool]:
+    """Equal where two windows measured the same. Ranges of a cell's own follow its traffic, so they differ from window
+    to window; what counts is whether there are such."""
+    return cell.relation, cell.weight, cell.clipping is not None
 
 
-class Released(Counted, gc=False):
-    """What is compared of a cell's message."""
-
-    relation: str = ""
-    weight: str = ""
-    clipping: _Range | None = None
-    mean: _Number | None = None
-    moving_mean: _Number | None = None
-    p15: _Number | None = None
-    p50: _Number | None = None
-    p85: _Number | None = None
-    post_processed: _Models = _Models()
-
-    def number(self, statistic: str) -> _Number | None:
-        """The released number; None where the cell was not published, or without it."""
-        number: _Number | None = getattr(self, statistic)
-        return number if self.status == "published" else None
-
-    @property
-    def settings(self) -> tuple[str, str, bool]:
-        """Equal where two windows measured the same. Ranges of a cell's own follow its traffic, so they differ from
-        window to window; what counts is whether there are such."""
-        return self.relation, self.weight, self.clipping is not None
-
-
-_DECODER = msgspec.json.Decoder(Released)
-
-
-def released_of(values: Sequence[bytes]) -> list[Released]:
-    """What is compared of the messages of a window's cells."""
-    return [_DECODER.decode(value) for value in values]
-
-
-def _columns(numbers: Sequence[_Number | None], laplace: BoolArray) -> Values:
-    rows = [(math.nan,) * 4 if one is None else (one.value, *one.interval, one.scale) for one in numbers]
+def _columns(rows: Sequence[Numbers], laplace: BoolArray) -> Values:
     value, low, high, scale = np.array(rows, dtype=float).reshape(-1, 4).T
     # Where a mean is a ratio of noisy numbers, its interval says more than one scale.
     by_interval = (high - low) / (2 * np.where(laplace, LAPLACE, NORMAL))
@@ -181,33 +148,34 @@ def _columns(numbers: Sequence[_Number | None], laplace: BoolArray) -> Values:
     return Values(value, low, high, deviation, laplace, (low == high) & (scale > 0))
 
 
-def _released(cells: Sequence[Released | None], statistic: str) -> Values:
-    numbers = [None if cell is None else cell.number(statistic) for cell in cells]
-    laplace = [cell is not None and cell.accounting != "zcdp" for cell in cells]
-    return _columns(numbers, np.array(laplace, dtype=bool))
+def _released(cells: Sequence[Cell | None], statistic: str) -> Values:
+    numbers = [None if cell is None else _number(cell, statistic) for cell in cells]
+    rows = [_NONE if one is None else (one.value, *one.interval, one.scale) for one in numbers]
+    laplace = [cell is not None and not cell.is_gaussian for cell in cells]
+    return _columns(rows, np.array(laplace, dtype=bool))
 
 
-def from_typical(cells: Sequence[Released]) -> dict[str, float]:
+def from_typical(cells: Sequence[Cell]) -> dict[str, float]:
     """By cell the error of its deviation from the typical mean, of those that are clear.
 
     Value and 95 % interval are those of the message (``post_processed.deviation``), whose errors are taken as normal.
     Every cell with a leading mean counts.
     """
-    counted = [cell for cell in cells if cell.number("mean") is not None and _is_anybody(cell)]
-    deviations = _columns([cell.post_processed.deviation for cell in counted], np.zeros(len(counted), dtype=bool))
+    counted = [cell for cell in cells if _number(cell, "mean") is not None and is_anybody(cell)]
+    deviated = [cell.post_processed and cell.post_processed.deviation for cell in counted]
+    rows = [(one.value, *one.interval, 0.0) if one and one.interval else _NONE for one in deviated]
+    deviations = _columns(rows, np.zeros(len(counted), dtype=bool))
     error, clear = verdicts(deviations, Values.exact(np.zeros(len(counted))))
     return {counted[at].cell: round(float(error[at]), 3) for at in np.flatnonzero(clear).tolist()}
 
 
-def from_schedule(
-    cells: Sequence[Released], speeds: Mapping[str, float], upper: float
-) -> dict[str, tuple[float, bool]]:
+def from_schedule(cells: Sequence[Cell], speeds: Mapping[str, float], upper: float) -> dict[str, tuple[float, bool]]:
     """By cell the error of its released mean against a scheduled speed, which has no noise, and whether it is clear.
 
     Speeds above the bound of a cell, else ``upper``, are measured as the bound: a higher scheduled speed is compared
     with nothing.
     """
-    measured = [cell for cell in cells if cell.number("mean")]
+    measured = [cell for cell in cells if _number(cell, "mean")]
     bounds = np.array([upper if cell.clipping is None else cell.clipping.upper for cell in measured])
     scheduled = np.array([speeds.get(cell.cell, math.nan) for cell in measured])
     judged = verdicts(_released(measured, "mean"), Values.exact(np.where(scheduled > bounds, np.nan, scheduled)))
@@ -215,9 +183,9 @@ def from_schedule(
     return {cell.cell: (round(error, 3), clear) for cell, error, clear in rows if not math.isnan(error)}
 
 
-def beside(here: Sequence[Released], there: Sequence[Released], statistic: str) -> dict[str, list[Any]]:
+def beside(here: Sequence[Cell], there: Sequence[Cell], statistic: str) -> dict[str, list[Any]]:
     """Columns of the cells that have a released ``statistic``, with that of another window, or why it is missing."""
-    cells, others = [cell for cell in here if cell.number(statistic)], {cell.cell: cell for cell in there}
+    cells, others = [cell for cell in here if _number(cell, statistic)], {cell.cell: cell for cell in there}
     sharing = _sharing(cells, others)
     beside = [others.get(cell.cell) for cell in cells]
     missing = [_missing(cell, one, statistic, sharing) for cell, one in zip(cells, beside, strict=True)]
@@ -240,7 +208,7 @@ def beside(here: Sequence[Released], there: Sequence[Released], statistic: str) 
     }
 
 
-def _missing(cell: Released, other: Released | None, statistic: str, sharing: set[str]) -> Missing | None:
+def _missing(cell: Cell, other: Cell | None, statistic: str, sharing: set[str]) -> Missing | None:
     """Why a cell has no value of the other window that can be compared with."""
     if other is None:
         return "area" if cell.cell in sharing else "none"
@@ -248,9 +216,9 @@ def _missing(cell: Released, other: Released | None, statistic: str, sharing: se
         return "area"
     if other.status != "published":
         return "suppressed"
-    if cell.settings != other.settings:
+    if _settings(cell) != _settings(other):
         return "settings"
-    number = other.number(statistic)
+    number = _number(other, statistic)
     if number is None:
         return "statistic"
     low, high = number.interval
@@ -258,7 +226,7 @@ def _missing(cell: Released, other: Released | None, statistic: str, sharing: se
     return None if is_known else "uncertain"
 
 
-def _sharing(here: Sequence[Released], others: Mapping[str, Released]) -> set[str]:
+def _sharing(here: Sequence[Cell], others: Mapping[str, Cell]) -> set[str]:
     """Cells that are not in the other window but share ground with its cells, of other sizes."""
     alone = {cell.cell: cell for cell in here if cell.cell not in others}
     levels, sizes = ({h3.get_resolution(cell) for cell in cells} for cells in (alone, others if alone else ()))
@@ -278,8 +246,3 @@ def _sharing(here: Sequence[Released], others: Mapping[str, Released]) -> set[st
 def _is_in(cell: str, area: str) -> bool:
     level = h3.get_resolution(area)
     return bool(level <= h3.get_resolution(cell) and h3.cell_to_parent(cell, level) == area)
-
-
-def _is_anybody(cell: Released) -> bool:
-    users = cell.users
-    return isinstance(users, int) or is_anybody({"users": msgspec.structs.asdict(users), "accounting": cell.accounting})

@@ -11,6 +11,7 @@ import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from stream.messages.tables import ParquetMissingError
 from stream.serve.metrics import PublicMetrics
 from stream.serve.responses import Problem, problem_of
 
@@ -53,6 +54,9 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         if error.status < 400:
             raise
         return problem_of(error).response()
+    except ParquetMissingError:
+        remedy = "install it beside the service: pip install 'hexveil[parquet]'; or download .csv or .geojson"
+        return Problem(501, "Parquet needs pyarrow, which this service does not have", remedy).response()
     except ConnectionError:
         raise
     except Exception:

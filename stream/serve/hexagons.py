@@ -20,29 +20,21 @@ from aiohttp import web
 from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.config.servers import MapKind
-from stream.messages.message import with_estimates
+from stream.messages.cells import Cell, cells_of, with_estimates
 from stream.messages.range_query import Box
 from stream.messages.shapes import Place, centre_of, places_of
-from stream.messages.tables import ParquetMissingError, feature, table_of
+from stream.messages.tables import feature, table_of
 from stream.serve import parameters as p
 from stream.serve.city.areas import Area
 from stream.serve.city.combining import totals
-from stream.serve.differences import Released, beside, from_typical, released_of
+from stream.serve.differences import beside, from_typical
 from stream.serve.local_time import elapsed, local_length, local_start, start_at, zone_of
 from stream.serve.operations import files, get
 from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, key_of
 from stream.serve.window_store import CloseMarker, View, WindowView, history, marker_of
 
 Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]
-"""Why there is no window to compare with.
-
-"same": the day is that of the window itself. "gone": it was here, but is no longer kept. "withheld": nothing was
-published about it, which follows from public counts. "incomplete": its messages have not all arrived, or the close
-marker of the window itself has not, which states the zone and the settings. "later": it lies after the newest complete
-window. "settings": it has another length, another relation or other bounds of clipping. "clocks": no window begins and
-ends at the same local times, and the clocks changed on one of the two days. "none": no such window is here.
-"""
-REASONS: tuple[Reason, ...] = ("same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none")
+"""Why there is no window to compare with; ``OtherDay`` of ``schemas.toml`` says what each means."""
 _DAY = timedelta(days=1)
 _DEFAULTS = (7 * _DAY, _DAY)
 """How far back to look where no day is chosen, in this order."""
@@ -205,7 +197,7 @@ class Hexagons:
         there = None if compared.other is None else compared.other.in_order()
 
         def make() -> bytes:
-            cells = None if there is None else beside(released_of(here), released_of(there), statistic)
+            cells = None if there is None else beside(cells_of(here), cells_of(there), statistic)
             return msgspec.json.encode(body | {"cells": cells})
 
         key = key_of("other day", known.tag, body)
@@ -225,11 +217,11 @@ class Hexagons:
         is_whole, map_of_feed = bbox is None and resolution is None, msgspec.json.encode(self._maps.get(feed))
 
         def make() -> bytes:
-            cells = released_of(values)
+            cells = cells_of(values)
             errors = from_typical(cells)
             wanted = [is_whole or _wanted(cell, bbox, resolution) for cell in cells]
             bodies = (
-                with_estimates(value, errors.get(cell.cell))
+                with_estimates(value, cell, errors.get(cell.cell))
                 for value, cell in compress(zip(values, cells, strict=True), wanted)
             )
             if shape == "json":
@@ -237,7 +229,7 @@ class Hexagons:
                 return _joined(
                     summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies
                 )
-            places = compress(places_of(values), wanted)
+            places = compress(places_of(cells), wanted)
             head = b'{"type":"FeatureCollection","map":' + map_of_feed + b',"features":['
             return _joined(head, map(_feature_of, places, bodies))
 
@@ -253,8 +245,8 @@ class Hexagons:
         key = key_of("cell", cell, feed, self._view.generation, limit)
 
         def make() -> bytes:
-            past = history(windows, cell)
-            return _joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past[-limit:]))
+            past = history(windows, cell)[-limit:]
+            return _joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past, cells_of(past)))
 
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
@@ -268,18 +260,8 @@ class Hexagons:
         values = known.in_order()
         name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}.{suffix}"
         key = key_of("download", known.tag, suffix)
-        try:
-            return await self._whole.answer(
-                self._answers, request, key, lambda: table_of(values, suffix), FILES[suffix], name
-            )
-        except ParquetMissingError:
-            raise no_parquet() from None
-
-
-def no_parquet() -> Problem:
-    """The answer where Parquet is asked of a service without pyarrow."""
-    remedy = "install it beside the service: pip install 'hexveil[parquet]'; or download .csv or .geojson"
-    return Problem(501, "Parquet needs pyarrow, which this service does not have", remedy)
+        make = partial(table_of, values, suffix)
+        return await self._whole.answer(self._answers, request, key, make, FILES[suffix], name)
 
 
 def _joined(head: bytes, values: Iterable[bytes]) -> bytes:
@@ -292,7 +274,7 @@ def _feature_of(place: Place, body: bytes) -> bytes:
     return msgspec.json.encode(feature(place, msgspec.json.decode(body)))
 
 
-def _wanted(place: Released, box: Box | None, resolution: int | None) -> bool:
+def _wanted(place: Cell, box: Box | None, resolution: int | None) -> bool:
     if resolution is not None and h3.get_resolution(place.cell) != resolution:
         return False
     if box is None:
@@ -341,6 +323,23 @@ MAX_WAITING = 4
 """Ranges that may be written or wait at the same time."""
 
 
+def begun_in(view: View, feed: str, first: str, last: str) -> list[WindowView]:
+    """The complete windows of a feed that begin in [first, last), newest first."""
+    return [window for window in view.ordered(feed) if window.complete and first <= window.start < last]
+
+
+def bounded(feed: str, windows: list[WindowView]) -> list[WindowView]:
+    """The windows of a range; 404 without any, 413 for more than one answer may be of."""
+    if not windows:
+        remedy = "see /api/v1/windows for starts; choose a longer range, or other days or hours"
+        raise Problem(404, f"no complete window of feed {feed!r} begins then", remedy)
+    size = sum(window.size for window in windows)
+    if size > MAX_RANGE_BYTES:
+        title = f"the {len(windows)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
+        raise Problem(413, title, "ask for a shorter range, for fewer hours, or for the windows one by one")
+    return windows
+
+
 class Ranges:
     """Writes one range after the other, so that many requests for large ranges cannot fill the memory."""
 
@@ -355,22 +354,7 @@ class Ranges:
     )  # fmt: skip
     async def download(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
         """The cells of every complete window that begins in [first, last), oldest first."""
-        windows = [
-            window for window in reversed(self._view.ordered(feed)) if window.complete and first <= window.start < last
-        ]
-        if not windows:
-            raise Problem(
-                404,
-                f"no complete window of feed {feed!r} begins in [{first}, {last})",
-                "see /api/v1/windows for starts",
-            )
-        size = sum(window.size for window in windows)
-        if size > MAX_RANGE_BYTES:
-            raise Problem(
-                413,
-                f"the {len(windows)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}",
-                "ask for a shorter range, or for the windows one by one",
-            )
+        windows = bounded(feed, begun_in(self._view, feed, first, last)[::-1])
         key = key_of("range", suffix, [window.tag for window in windows])
         compact = [moment.replace("-", "").replace(":", "") for moment in (first, last)]
         name = f"hexveil-{feed}-{compact[0]}-{compact[1]}.{suffix}"
@@ -378,7 +362,4 @@ class Ranges:
         def make() -> bytes:
             return table_of([value for window in windows for value in window.in_order()], suffix)
 
-        try:
-            return await self._turns.answer(self._answers, request, key, make, FILES[suffix], name)
-        except ParquetMissingError:
-            raise no_parquet() from None
+        return await self._turns.answer(self._answers, request, key, make, FILES[suffix], name)

@@ -4,7 +4,7 @@ Released estimates as series: the newest ones for Prometheus, and those of a ran
 
 They are what the API says of areas, routes and cells anyway, computed from released messages alone, and no metrics of
 the service: these name nobody and no place (:mod:`stream.serve.metrics`). Who asks chooses which, at most
-:data:`MOST_NAMES`, so the number of series is bounded.
+:data:`stream.serve.parameters.MOST_NAMES`, so the number of series is bounded.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from stream.config.geojson import Position
+from stream.messages.cells import Cell, Clipping, cells_of
 from stream.serve import parameters as p
 from stream.serve.city.areas import Area, PolygonArea
-from stream.serve.city.combining import CellNumbers, combined, inside, numbers_of
-from stream.serve.hexagons import MAX_RANGE_BYTES, MAX_WAITING, known_area
+from stream.serve.city.combining import combined, inside
+from stream.serve.hexagons import MAX_WAITING, begun_in, bounded, known_area
 from stream.serve.local_time import local_start
 from stream.serve.operations import get
-from stream.serve.parameter_texts import MOST_NAMES
 from stream.serve.responses import JSON, MOST_WAITING, Answers, Problem, Turns, key_of
-from stream.serve.window_store import Clipping, CloseMarker, View, WindowView, bounds_of, marker_of
+from stream.serve.window_store import CloseMarker, View, WindowView, bounds_of, marker_of
 
 DAY_KINDS: dict[str, frozenset[int]] = {
     "workday": frozenset(range(5)),
@@ -96,17 +96,10 @@ class Range(NamedTuple):
 
 def chosen(view: View, of: Range) -> tuple[list[WindowView], Clipping]:
     """The complete windows to put together, and the bounds of their values; 404 without any, 413 for too many."""
-    windows = [w for w in view.ordered(of.feed) if w.complete and of.first <= w.start < of.last]
+    windows = begun_in(view, of.feed, of.first, of.last)
     marked = [(window, marker) for window in windows if (marker := marker_of(window)) is not None]
     alike = [one for one in marked if _is_asked(*one, of) and _settings(one[1]) == _settings(marked[0][1])]
-    if not alike:
-        remedy = "see /api/v1/windows for starts; choose a longer range, or other days or hours"
-        raise Problem(404, f"no window of feed {of.feed!r} begins then", remedy)
-    size = sum(window.size for window, _ in alike)
-    if size > MAX_RANGE_BYTES:
-        title = f"the {len(alike)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
-        raise Problem(413, title, "ask for a shorter range, or for fewer hours")
-    return [window for window, _ in alike], alike[0][1].clipping
+    return bounded(of.feed, [window for window, _ in alike]), alike[0][1].clipping
 
 
 def _is_asked(window: WindowView, marker: CloseMarker, of: Range) -> bool:
@@ -120,7 +113,7 @@ def _settings(marker: CloseMarker) -> tuple[Any, ...]:
     return marker.relation, marker.value, msgspec.structs.astuple(marker.clipping)
 
 
-Releases = dict[tuple[str, tuple[str, ...]], list[CellNumbers]]
+Releases = dict[tuple[str, tuple[str, ...]], list[Cell]]
 """What windows released of each cell and the cells that it excludes."""
 
 
@@ -128,7 +121,7 @@ def releases_of(windows: Sequence[WindowView], area: Area | None = None) -> Rele
     """What the windows released of the cells of an area, or of all."""
     releases: Releases = defaultdict(list)
     for window in windows:
-        cells = numbers_of(window.in_order())
+        cells = cells_of(window.in_order())
         for cell in cells if area is None else inside(area, cells):
             releases[cell.cell, tuple(sorted(cell.excludes))].append(cell)
     return releases
@@ -141,7 +134,7 @@ def _means(windows: list[WindowView], area: Area | None, within: Clipping) -> di
     return {"cells": rows, "together": _of(combined(everything, within))}
 
 
-def _row(cell: str, excludes: tuple[str, ...], seen: list[CellNumbers], within: Clipping) -> dict[str, Any]:
+def _row(cell: str, excludes: tuple[str, ...], seen: list[Cell], within: Clipping) -> dict[str, Any]:
     return {"cell": cell, "excludes": list(excludes), "windows": len(seen)} | _of(combined(seen, within))
 
 
@@ -162,7 +155,7 @@ class Named(NamedTuple):
     name: str
     area: Area | None = None
 
-    def of(self, cells: Sequence[CellNumbers]) -> list[CellNumbers]:
+    def of(self, cells: Sequence[Cell]) -> list[Cell]:
         """Those of the released cells that it is made of."""
         if self.area is not None:
             return inside(self.area, cells)
@@ -205,7 +198,7 @@ class Series:
         if names is not None:
             return [self._one(name) for name in dict.fromkeys(names)]
         areas = (Named(area.kind, area.name, area) for area in self._areas.values())
-        return [Named(ALL, ALL), *areas][:MOST_NAMES]
+        return [Named(ALL, ALL), *areas][: p.MOST_NAMES]
 
     def _one(self, name: str) -> Named:
         if name == ALL:
@@ -218,7 +211,7 @@ class Series:
 
 def _rows(named: Sequence[Named], window: WindowView) -> list[dict[str, Any]]:
     """The rows of each name that has an estimate."""
-    cells, within, rows = numbers_of(window.in_order()), bounds_of(window), []
+    cells, within, rows = cells_of(window.in_order()), bounds_of(window), []
     for one in named:
         if estimate := combined(one.of(cells), within)["estimate"]:
             low, high = estimate["interval"]

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, schema
 from stream.messages.tables import FIRST
 from stream.serve.differences import STATISTICS, Missing
-from stream.serve.hexagons import REASONS
+from stream.serve.hexagons import Reason
 from stream.serve.operations import BASE, Operation
 from stream.serve.parameters import Parameter
 from stream.serve.responses import PROBLEM
@@ -65,7 +65,7 @@ _TYPES: dict[str, Schema] = {
     "above0": {"type": "number", "exclusiveMinimum": 0},
     "object": {"type": "object"},
     "hours": _HOURS,
-    "reason": _TEXT | {"enum": list(REASONS)},
+    "reason": _TEXT | {"enum": list(get_args(Reason))},
     "missing": _TEXT | {"enum": list(get_args(Missing))},
     "statistic": _TEXT | {"enum": list(STATISTICS)},
 }

@@ -21,7 +21,7 @@ BASE = "/api/v1"
 class Operation:
     """GET (and HEAD) of one path. ``content``: media type -> name of a schema of the document, None for bytes.
 
-    ``errors``: besides 400 and 503, which every path may answer. ``fixed``: arguments that the path itself chooses.
+    ``errors``: besides 400 and 503, which every path may answer.
     """
 
     path: str

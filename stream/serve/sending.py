@@ -45,22 +45,23 @@ class Sending:
 
     def __init__(self, max_bytes: int = MAX_SENDING_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._readers: Counter[int] = Counter()
-        self._received: dict[str, Counter[int]] = {}
-        """By client, how often each body is being sent to it."""
-        self._sizes: Counter[str] = Counter()
-        """Bytes of the different bodies that are being sent to each client."""
-        self.size = 0
-        """Bytes of all bodies that are being sent."""
+        self._answers: Counter[tuple[str, int, int]] = Counter()
+        """How often a body is being sent to a client: by client, identity of the body, and its bytes."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all different bodies that are being sent."""
+        return sum({body: size for _, body, size in self._answers}.values())
 
     def has_room_for(self, body: bytes, client: str) -> bool:
         """Whether ``body`` may be sent to ``client`` now.
 
         One that fits into a buffer, or that is being sent already, always may, and one of any size if no other is.
         """
-        if len(body) <= SEND_BUFFER or id(body) in self._readers or not self.size:
+        if len(body) <= SEND_BUFFER or not self._answers or any(one == id(body) for _, one, _ in self._answers):
             return True
-        return self.size + self._sizes[client] + len(body) <= self._max_bytes
+        received = sum(size for other, _, size in self._answers if other == client)
+        return self.size + received + len(body) <= self._max_bytes
 
     def answer(
         self, request: web.Request, body: bytes, kind: str, headers: dict[str, str], charset: str | None = None
@@ -71,34 +72,14 @@ class Sending:
 
     def begin(self, body: bytes, client: str) -> None:
         """Count one more answer with ``body``, to ``client``."""
-        if _one_more(self._readers, body):
-            self.size += len(body)
-        if _one_more(self._received.setdefault(client, Counter()), body):
-            self._sizes[client] += len(body)
+        self._answers[client, id(body), len(body)] += 1
 
     def end(self, body: bytes, client: str) -> None:
         """Count one answer less, because ``client`` received ``body`` or disconnected."""
-        if _one_less(self._readers, body):
-            self.size -= len(body)
-        if _one_less(self._received[client], body):
-            self._sizes[client] -= len(body)
-        if not self._received[client]:
-            del self._received[client], self._sizes[client]
-
-
-def _one_more(answers: Counter[int], body: bytes) -> bool:
-    """Count an answer with ``body``; whether it is the first one."""
-    answers[id(body)] += 1
-    return answers[id(body)] == 1
-
-
-def _one_less(answers: Counter[int], body: bytes) -> bool:
-    """Whether it was the last one."""
-    answers[id(body)] -= 1
-    if answers[id(body)]:
-        return False
-    del answers[id(body)]
-    return True
+        key = client, id(body), len(body)
+        self._answers[key] -= 1
+        if not self._answers[key]:
+            del self._answers[key]
 
 
 class Pieces(Payload):

@@ -75,20 +75,6 @@ def _bounds(request: web.Request, size: int) -> tuple[int, int]:
     return start, stop
 
 
-LIMITS: tuple[dict[str, str | None], ...] = (
-    {"name": "values", "relation": "values"},
-    {"name": "means", "relation": "participation"},
-    {"name": "curator", "relation": None},
-    {"name": "correlated", "relation": None},
-    {"name": "periods", "relation": None},
-    {"name": "late", "relation": None},
-    {"name": "modelled", "relation": None},
-)
-"""Limits for readers, those of one relation first, by the name of their texts (``limit.NAME.title`` and ``.text`` in
-``dashboard/src/texts``). ``docs/known-limits.md`` lists all limits, also for operators.
-"""
-
-
 STATIC = resources.files("stream") / "serve" / "static"
 PMTILES = b"PMTiles"
 _TYPE, _VECTOR = 99, 1
@@ -196,7 +182,6 @@ class Pages:
             "attribution": city.attribution,
             "areas": city.divided,
             "scheduled": city.timed,
-            "limits": LIMITS,
         }
 
     async def asset(self, request: web.Request) -> web.Response:

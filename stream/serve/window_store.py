@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from stream.config.value import SPEED, SPEED_UNIT
+from stream.config.value import SPEED
+from stream.messages.cells import Clipping
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, digest
 from stream.serve.ogc.selection import Bounds
 from stream.serve.received import Received
@@ -167,7 +168,6 @@ class View:
         self._unmarked: dict[tuple[str, str], WindowView] = {}
         self._unmarked_size = 0
         self.windows: dict[tuple[str, str], WindowView] = {}
-        self._spans: tuple[int, dict[str, tuple[str, str] | None]] = (0, {})
         self.generation = 0
         """How often a window became complete, or a complete one was removed. What was derived from complete windows
         holds while it stays."""
@@ -242,17 +242,9 @@ class View:
         return sorted(windows, key=lambda window: (window.start, window.feed), reverse=True)
 
     def span(self, feed: str) -> tuple[str, str] | None:
-        """Starts of the oldest and the newest complete window of the feed; None if it has none.
-
-        All windows are read once for each generation, not for each call.
-        """
-        if self._spans[0] != self.generation:
-            self._spans = (self.generation, {})
-        spans = self._spans[1]
-        if feed not in spans:
-            starts = [window.start for window in self.windows.values() if window.complete and window.feed == feed]
-            spans[feed] = (min(starts), max(starts)) if starts else None
-        return spans[feed]
+        """Starts of the oldest and the newest complete window of the feed; None if it has none."""
+        starts = [window.start for window in self.windows.values() if window.complete and window.feed == feed]
+        return (min(starts), max(starts)) if starts else None
 
     def find(self, start: str | None, feed: str | None) -> WindowView | None:
         """The window that starts then, or the newest complete one."""
@@ -273,28 +265,6 @@ def _by_number(window: WindowView) -> int:
     return 0 if window.number is None else window.number
 
 
-class Stretched(msgspec.Struct):
-    """The range of which a mean with residual clipping is a share, and the deviation of what clipping leaves open."""
-
-    lower: float
-    upper: float
-    open: float
-
-
-class Clipping(msgspec.Struct):
-    """A range of values, in their unit."""
-
-    lower: float
-    upper: float
-    unit: str = SPEED_UNIT
-    stretched: Stretched | None = None
-
-    def of_shares(self, least: float) -> tuple[float, float]:
-        """Lower end and width, at least ``least``, of the range of which a mean of noisy numbers is a share."""
-        ends = self.stretched or self
-        return ends.lower, max(ends.upper - ends.lower, least)
-
-
 class Period(msgspec.Struct):
     """The ledger period of the window, of which only the zone is read."""
 
@@ -312,9 +282,13 @@ class CloseMarker(msgspec.Struct):
     value: str = SPEED
 
 
+# Made here, because two threads that decode a type for the first time at once crash msgspec.
+_MARKERS = msgspec.json.Decoder(CloseMarker)
+
+
 def marker_of(window: WindowView) -> CloseMarker | None:
     """The window's close marker; None before it arrived."""
-    return None if window.marker is None else msgspec.json.decode(window.marker, type=CloseMarker)
+    return None if window.marker is None else _MARKERS.decode(window.marker)
 
 
 def value_of(window: WindowView) -> str:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -125,9 +124,7 @@ class KafkaSender:
                 )
             await asyncio.sleep(_NAP_S)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._producer.stop()
 
     async def send(self, messages: Messages) -> None:

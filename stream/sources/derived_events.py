@@ -12,22 +12,17 @@ protects: an event with a number goes on byte for byte, and the service judges i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.relation import NeighbouringRelation
-from stream.config import Config
 from stream.config.feed import FeedConfig
 from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Reason
 from stream.ingestion.formats import claims_utc, recording_format, time_us, utc_of_local
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
-from stream.sources.opening import open_recording
-from stream.sources.replay import in_time_order
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import NO_PLACE, SnapshotError, SnapshotRows
 from stream.sources.timestamps import cause_of_left_out
@@ -119,27 +114,7 @@ def with_speeds(blocks: Iterable[Messages], events: DerivedEvents) -> Iterator[M
             yield _joined(messages, part, others)
 
 
-def derived_recording(
-    config: Config,
-    path: Path,
-    file_format: str,
-    events: DerivedEvents,
-    on_progress: Callable[[int, int], None] = lambda done, size: None,
-) -> Iterator[Messages]:
-    """The events of a recording, sorted by time, with derived speeds. Raises :class:`RecordingError`."""
-    one_each = config.relation == NeighbouringRelation.PARTICIPATION
-    with open_recording(path, file_format, config.feed, one_each=one_each) as recording:
-
-        def read() -> Iterator[Messages]:
-            for block in recording:
-                yield block
-                on_progress(recording.position, recording.size)
-
-        yield from with_speeds(in_time_order(read()), events)
-
-
 def _joined(derived: Messages, whole: Messages, others: list[int]) -> Messages:
-    """``derived`` and the ``others`` of ``whole``, in order of time."""
     due = np.concatenate([derived.due, whole.due[others]])
     keys = derived.keys + [whole.keys[at] for at in others]
     values = derived.values + [whole.values[at] for at in others]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,27 +29,14 @@ _KEY_ZERO_MS, _KEY_SPAN = EARLIEST_US // 1000, 1 << 42
 MOST_VEHICLES = 1 << 21
 
 
-@dataclass(frozen=True)
-class DerivationLimits:
-    """Limits on the pairs of fixes that give a speed.
-
-    ``least_s``: the reference is the newest fix at least this old, because GPS error is too large for shorter times.
-    ``most_s``: after a longer gap the way is unknown. ``cap_kmh``: a higher speed is an error of position.
-    ``frozen_s``: if a position repeats to the last digit for longer within a ledger period, without a gap of
-    ``most_s``, the unit is stuck; a standing vehicle would show small changes.
-    """
-
-    least_s: float = 8.0
-    most_s: float = 300.0
-    cap_kmh: float = 130.0
-    frozen_s: float = 1_200.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.least_s <= self.most_s or self.cap_kmh <= 0 or self.frozen_s <= 0:
-            raise ValueError(
-                f"least_s {self.least_s}, most_s {self.most_s}, cap_kmh {self.cap_kmh}, frozen_s {self.frozen_s}: "
-                "all must be above 0, and least_s at most most_s"
-            )
+LEAST_S, MOST_S = 8.0, 300.0
+"""Seconds between two fixes that give a speed: less, and GPS error is too large; more, and the way is unknown. The
+reference is the newest fix that is old enough."""
+CAP_KMH = 130.0
+"""A higher speed is an error of position."""
+FROZEN_S = 1_200.0
+"""If a position repeats to the last digit for longer within a ledger period, without a gap of :data:`MOST_S`, the unit
+is stuck; a standing vehicle would show small changes."""
 
 
 @dataclass
@@ -64,27 +52,19 @@ class _Fixes:
     period: IntArray
     """Start of the ledger period."""
 
-    def part(self, where: NDArray[np.bool_]) -> _Fixes:
-        return _Fixes(
-            self.vehicle[where],
-            self.time[where],
-            self.lat[where],
-            self.lng[where],
-            self.since[where],
-            self.period[where],
-        )
+    def part(self, where: NDArray[Any]) -> _Fixes:
+        return _Fixes(*(column[where] for column in vars(self).values()))
 
 
 class SpeedDerivation:
     """Derives speeds for consecutive batches. Of every vehicle it keeps the few fixes with which a later one may be
     compared.
 
-    Vehicles without a fix in the last ``most_s`` are forgotten, so memory is bounded by the number of vehicles on the
+    Vehicles without a fix in the last five minutes are forgotten, so memory is bounded by the number of vehicles on the
     road. What :meth:`kept` returns and another process recalls gives the same speeds there.
     """
 
-    def __init__(self, limits: DerivationLimits | None = None) -> None:
-        self.limits = limits or DerivationLimits()
+    def __init__(self) -> None:
         self._number: dict[str, int] = {}
         self._free: list[int] = []
         empty = np.zeros(0, dtype=np.int64)
@@ -170,27 +150,17 @@ class SpeedDerivation:
         if number is None:
             if len(self._number) >= MOST_VEHICLES:
                 self._forget()
-                raise SnapshotError(
-                    f"more than {MOST_VEHICLES} vehicles within {self.limits.most_s:.0f} s; split the feed"
-                )
+                raise SnapshotError(f"more than {MOST_VEHICLES} vehicles within {MOST_S:.0f} s; split the feed")
             number = self._number[name] = self._free.pop() if self._free else len(self._number)
         return number
 
     def _with_kept(self, new: _Fixes) -> _Fixes:
-        kept = self._kept
-        all_vehicle, all_time = np.concatenate([kept.vehicle, new.vehicle]), np.concatenate([kept.time, new.time])
-        _, first = np.unique(_key(all_vehicle, all_time), return_index=True)
-        fixes = _Fixes(
-            all_vehicle[first],
-            all_time[first],
-            np.concatenate([kept.lat, new.lat])[first],
-            np.concatenate([kept.lng, new.lng])[first],
-            np.concatenate([kept.since, new.since])[first],
-            np.concatenate([kept.period, new.period])[first],
-        )
+        both = _Fixes(*map(np.concatenate, zip(vars(self._kept).values(), vars(new).values(), strict=True)))
+        _, first = np.unique(_key(both.vehicle, both.time), return_index=True)
+        fixes = both.part(first)
         moved = np.ones(len(first), dtype=bool)
         moved[1:] = (np.diff(fixes.vehicle) != 0) | (np.diff(fixes.lat) != 0) | (np.diff(fixes.lng) != 0)
-        moved[1:] |= np.diff(fixes.time) > round(self.limits.most_s * _US)
+        moved[1:] |= np.diff(fixes.time) > round(MOST_S * _US)
         moved[1:] |= fixes.time[:-1] < fixes.period[1:]
         start = np.maximum.accumulate(np.where(moved, np.arange(len(first)), 0))
         if len(start):
@@ -198,22 +168,21 @@ class SpeedDerivation:
         return fixes
 
     def _reference(self, fixes: _Fixes) -> IntArray:
-        """For each fix the index of its reference: the newest fix at least ``least_s`` older; else its own index."""
+        """For each fix the index of its reference: the newest fix that is old enough; else its own index."""
         key = _key(fixes.vehicle, fixes.time)
-        earlier = np.searchsorted(key, key - round(self.limits.least_s * 1000), side="right") - 1
+        earlier = np.searchsorted(key, key - round(LEAST_S * 1000), side="right") - 1
         own = np.arange(len(key))
         valid = (earlier >= 0) & (earlier < own)
         valid &= fixes.vehicle[np.maximum(earlier, 0)] == fixes.vehicle if len(key) else valid
         return np.asarray(np.where(valid, earlier, own))
 
     def _speeds(self, fixes: _Fixes, earlier: IntArray) -> FloatArray:
-        limits = self.limits
         seconds = (fixes.time - fixes.time[earlier]) / _US
         metres = great_circle_m(fixes.lat[earlier], fixes.lng[earlier], fixes.lat, fixes.lng)
         with np.errstate(divide="ignore", invalid="ignore"):
             kmh = 3.6 * metres / seconds
-        frozen = (fixes.time - fixes.since) / _US > limits.frozen_s
-        good = (seconds > 0) & (seconds <= limits.most_s) & (kmh <= limits.cap_kmh) & ~frozen
+        frozen = (fixes.time - fixes.since) / _US > FROZEN_S
+        good = (seconds > 0) & (seconds <= MOST_S) & (kmh <= CAP_KMH) & ~frozen
         return np.where(good, kmh, np.nan)
 
     def _remember(self, fixes: _Fixes, earlier: IntArray, now_us: int) -> None:
@@ -227,7 +196,7 @@ class SpeedDerivation:
         last = np.flatnonzero(np.append(np.diff(fixes.vehicle) != 0, True))
         sizes = np.diff(last, prepend=-1)
         begins = np.where(earlier[last] < last, earlier[last], last - sizes + 1)
-        recent = fixes.time[last] >= now_us - round(self.limits.most_s * _US)
+        recent = fixes.time[last] >= now_us - round(MOST_S * _US)
         wanted = np.repeat(recent, sizes) & (np.arange(len(fixes.time)) >= np.repeat(begins, sizes))
         self._kept = fixes.part(wanted)
         if len(self._number) > 2 * max(len(np.unique(self._kept.vehicle)), 512):

@@ -21,7 +21,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config, ConfigError
 from stream.ingestion.pseudonyms import Pseudonyms, UserKeyError, existing_user_key, key_fingerprint
-from stream.sources.derived_speed import DerivationLimits
+from stream.sources.derived_speed import LEAST_S, MOST_S
 from stream.storage.client import blocking_client
 from stream.storage.last_fixes import OTHER_KEY, LastFixes
 
@@ -149,7 +149,6 @@ class FixMemory:
             self._again_at = self._clock() + PAUSE_S
 
     def _named(self, error: Exception) -> str:
-        """The trouble and its remedy."""
         if not isinstance(error, ResponseError | AuthenticationError):
             return "redis is away"
         if str(error).startswith(OTHER_KEY):
@@ -171,13 +170,11 @@ def fix_memory(config: Config) -> FixMemory | None:
             "first one"
         )
         return None
-    limits = DerivationLimits()
 
     def opened() -> Opened:
         key = existing_user_key(config.privacy.user_key_file)
         client = blocking_client(config.redis, TIMEOUT_S)
-        life = limits.most_s, limits.least_s
-        fixes = LastFixes(client, config.feed.name, key_fingerprint(key), *life, config.shared_ledger)
+        fixes = LastFixes(client, config.feed.name, key_fingerprint(key), MOST_S, LEAST_S, config.shared_ledger)
         return Opened(fixes, Pseudonyms(key))
 
     return FixMemory(opened, config.privacy.user_key_file)

@@ -60,14 +60,13 @@ class HighFrequencyPositions(SnapshotEvents):
 
         A message that cannot be read is refused alone. Raises :class:`SnapshotError` for too many vehicles.
         """
-        rows = SnapshotRows(None, received_us, self.max_future_us, self._clocks)
+        rows = SnapshotRows(None, received_us, self._clocks)
         for publication in publications:
             _add(rows, publication, SPEED_TO_KMH[self.unit])
         return self.take(rows.snapshot(), len(publications))
 
 
 def _add(rows: SnapshotRows, publication: Publication, kmh: float) -> None:
-    """Add the vehicle of one message, or count why it is refused."""
     name, fix = vehicle_of(publication.topic), _read(publication.payload)
     if isinstance(fix, str):
         rows.refused[fix] += 1
@@ -105,7 +104,6 @@ def vehicle_of(topic: str) -> str | None:
 
 
 def _read(payload: bytes) -> _Fix | str:
-    """The position in a payload, or the reason why there is none."""
     if len(payload) > LARGEST_MESSAGE:
         return "too-large"
     try:

@@ -220,7 +220,6 @@ class Lines:
         return self._cut() if self._records is None else self._listed(self._records)
 
     def _listed(self, path: str) -> Iterator[list[bytes]]:
-        """The elements of the list at ``path`` in the whole text."""
         parts, size = list[bytes](), 0
         for block in self._text():
             parts.append(block)
@@ -237,7 +236,6 @@ class Lines:
             yield part
 
     def _text(self) -> Iterator[bytes]:
-        """The text in UTF-8, without a byte order mark."""
         decoder = None if self._encoding == "utf-8" else codecs.getincrementaldecoder(self._encoding)("replace")
         begin: bytes | None = b""
         for block in self.blocks():

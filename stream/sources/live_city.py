@@ -1,25 +1,22 @@
-"""A simulated city that lives faster than the clock, whose time its events bear.
+"""A simulated city: its streets, its timetable, its traffic by place and time (rush hours, jams that move along roads,
+incidents), and cars that drive along the roads for a few hours. It represents no real city; nothing was measured.
 
-Only so can a demo show hours of a live map within minutes: under relation "participation" a worker takes what is in
-time by the broker's clock, and nothing else. Positions therefore move faster than the speeds of their events say.
-
-Traffic of a simulated city by place and time: rush hours, jams that move along roads, and incidents. Pure.
-
-Places are kilometres east and north of the middle of the city, times µs of the city's clock. Nothing here was measured.
-
-The vehicles of a simulated live city: columns only; no clock, no I/O.
-
-A vehicle drives along the roads for a few hours, then another one takes its place. Streets and speeds are invented.
+It lives faster than the clock, whose time its events bear. Only so can a demo show hours of a live map within minutes:
+under relation "participation" a worker takes what is in time by the broker's clock, and nothing else. Positions
+therefore move faster than the speeds of their events say. Places are kilometres east and north of the middle of the
+city, times µs of its clock. Pure, but for the file of :class:`Truth`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import h3.api.numpy_int as h3
@@ -33,17 +30,20 @@ from stream.config.section import BoundingBox
 from stream.messages.message import cell_text
 from stream.sources.messages import Messages
 from stream.sources.network import (
+    BLOCKS,
     CONGESTION_WEEKDAY,
     RED_LIGHTS_PER_S,
     RINGS,
     Fixes,
     Network,
+    Site,
     build_network,
     main_roads,
     ring_road,
     site_in,
 )
-from stream.sources.simulate import canonical_events
+from stream.sources.schedule import Point, Schedule, Stop
+from stream.sources.simulate import Simulation, canonical_events, simulated_fleet
 from stream.windows import utc_text
 
 LONGEST_DRIVE = timedelta(hours=3, minutes=45)
@@ -97,7 +97,6 @@ class Cars:
         self.phase_us = rng.integers(0, self.interval_us, vehicles)
 
     def _somewhere(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Paths, and places on their axis, for ``n`` vehicles."""
         lengths = self.network.path_end - self.network.path_start
         path = self.rng.choice(len(lengths), n, p=lengths / lengths.sum())
         return path, self.network.path_start[path] + self.rng.random(n) * lengths[path]
@@ -110,7 +109,6 @@ class Cars:
         return self._measure()
 
     def _renew(self) -> None:
-        """Put a new vehicle in the place of each that has driven long enough."""
         over = np.flatnonzero(self.ends_us <= self.now_us)
         self.number[over] = self.next_number + np.arange(len(over))
         self.next_number += len(over)
@@ -314,3 +312,82 @@ class Truth:
         x, y = incidents[0].place
         near = np.hypot(east - x, north - y) < INCIDENT_KM
         return sorted(cell_text(cell) for cell, hit in zip(cells, near.tolist(), strict=True) if hit)
+
+
+ATTRIBUTION = "An invented city"
+_AVENUES = (
+    "Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel", "Ivy", "Juniper", "Katsura", "Larch",
+    "Maple", "Nutmeg",
+    "Oak", "Pine", "Quince", "Rowan", "Spruce", "Thorn", "Ulmo", "Viburnum", "Willow", "Yew", "Zelkova",
+)  # fmt: skip
+"""Names of avenues from west to east, a block apart; the middle one runs through the middle of the city."""
+_MAIN_ROADS = ("Harbour", "Mill", "Castle", "Quarry", "Lantern", "Orchard", "Windmill", "Meadow", "Foundry")
+_RING_NAMES = ("Inner Ring", "Outer Ring")
+
+
+def crossing(site: Site, lat: float, lng: float) -> str:
+    """The crossing of the grid's avenues and numbered streets nearest to a place; streets count from the north."""
+    block = site.radius_km / BLOCKS
+    east, north = (lng - site.lng) * site.km_per_degree[1] / block, (lat - site.lat) * site.km_per_degree[0] / block
+    column, row = (min(max(round(blocks), 1 - BLOCKS), BLOCKS - 1) for blocks in (east, north))
+    return f"{_AVENUES[column + BLOCKS]} / {_ordinal(BLOCKS - row)}"
+
+
+def streets(domain: BoundingBox, seed: int, said: str = ATTRIBUTION) -> dict[str, Any]:
+    """The streets of the city that a simulation with ``seed`` drives in, as GeoJSON. Deterministic, as its network is.
+
+    ``said``: what the page says about it.
+    """
+    site, rng = site_in(domain), np.random.Generator(np.random.PCG64(seed))
+    roads = [f"{name} Road" for name in _MAIN_ROADS]
+    named = [
+        *_grid(site),
+        *zip(roads, main_roads(rng, site.radius_km), strict=True),
+        *((name, ring_road(site.radius_km * share)) for share, name in zip(RINGS, _RING_NAMES, strict=True)),
+    ]
+    return {"type": "FeatureCollection", "attribution": said, "features": [_feature(site, *one) for one in named]}
+
+
+def _grid(site: Site) -> Iterator[tuple[str, np.ndarray]]:
+    """Avenues and numbered streets as far as the city reaches; those on its edge have no length."""
+    block = site.radius_km / BLOCKS
+    for number in range(1 - BLOCKS, BLOCKS):
+        at = number * block
+        half = math.sqrt(site.radius_km**2 - at**2)
+        yield f"{_AVENUES[number + BLOCKS]} Avenue", np.array([(at, half), (at, -half)])
+        yield f"{_ordinal(BLOCKS - number)} Street", np.array([(-half, at), (half, at)])
+
+
+def _feature(site: Site, name: str, line: np.ndarray) -> dict[str, Any]:
+    """A road through places in kilometres east and north of the middle."""
+    lat, lng = site.degrees(line)
+    places = np.clip(np.column_stack([lng, lat]), (-180, -90), (180, 90)).round(7)
+    shape = {"type": "LineString", "coordinates": places.tolist()}
+    return {"type": "Feature", "geometry": shape, "properties": {"name": name}}
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def invented_schedule(simulation: Simulation) -> Schedule:
+    """Stops, routes and lines of the simulated fleet. Deterministic, as the fleet is."""
+    _, network, _ = simulated_fleet(simulation)
+    site = site_in(simulation.feed.domain)
+    schedule = Schedule()
+    for path in range(0, len(network.path_start), 2):  # the way back of a route runs along the same line
+        route = str(path // 2 + 1)
+        schedule.routes[route] = route
+        along = (network.vertex_at >= network.path_start[path]) & (network.vertex_at <= network.path_end[path])
+        corners = zip(network.vertex_lat[along].tolist(), network.vertex_lng[along].tolist(), strict=True)
+        schedule.lines[route] = [list(corners)]
+        for number, (lat, lng) in enumerate(_stops(network, path)):
+            schedule.stops[f"{route}-{number}"] = Stop(crossing(site, lat, lng), lat, lng)
+    return schedule
+
+
+def _stops(network: Network, path: int) -> list[Point]:
+    of_path = (network.stop_at > network.path_start[path]) & (network.stop_at <= network.path_end[path])
+    lat, lng = network.locate(network.stop_at[of_path])
+    return list(zip(lat.tolist(), lng.tolist(), strict=True))

@@ -22,8 +22,7 @@ from aiomqtt import Client, Message, MqttCodeError, MqttError, Topic, Wildcard
 from paho.mqtt.enums import MQTTErrorCode
 
 from stream.sources.hfp import LARGEST_MESSAGE, HighFrequencyPositions, Publication
-from stream.sources.live import Sink
-from stream.sources.polling import FetchError, backed_off
+from stream.sources.polling import FetchError, Sink, backed_off
 from stream.sources.snapshots import SnapshotError
 
 if TYPE_CHECKING:
@@ -258,12 +257,12 @@ class Following:
                     log.info("the broker is back", failures=self._failures)
                     self._failures = 0
                 await asyncio.sleep(_GATHER_SECONDS)
-                if await self._store([first, *self._waiting()]) and once:
+                waiting = range(min(self._arrivals.qsize(), _MOST_AT_ONCE - 1))
+                if await self._store([first, *(self._arrivals.get_nowait() for _ in waiting)]) and once:
                     return True
         return True
 
     async def _next(self, client: _Client) -> Publication | None:
-        """The next message; None once stopped. Raises :class:`MqttError` if the connection breaks."""
         message = asyncio.ensure_future(client.next())
         stopped = asyncio.ensure_future(self._stopping.wait())
         awaited = (message, stopped)
@@ -281,11 +280,7 @@ class Following:
             message.cancel()
             stopped.cancel()
 
-    def _waiting(self) -> list[Publication]:
-        return [self._arrivals.get_nowait() for _ in range(min(self._arrivals.qsize(), _MOST_AT_ONCE - 1))]
-
     async def _store(self, publications: list[Publication]) -> bool:
-        """Decode messages in a thread and store their events. Returns whether there were any."""
         try:
             messages = await asyncio.to_thread(self._reader.of, publications, time.time_ns() // 1000)
         except SnapshotError as error:
@@ -305,7 +300,6 @@ class Following:
 
 
 def _explained(error: MqttError) -> FetchError:
-    """What an error of the connection means, and whether trying again is pointless."""
     if isinstance(error, MqttCodeError) and getattr(error.rc, "value", error.rc) in _DENIED:
         return FetchError("the broker does not accept this user and password; check --login", final=True)
     text = str(error)

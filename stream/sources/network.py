@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -150,94 +151,62 @@ def _lines(rng: np.random.Generator, radius: float, routes: int) -> list[tuple[n
     return lines
 
 
-@dataclass(frozen=True)
-class _Path:
-    """One way along a route: its corners (P, 2) in km, its stops in metres from its start, the last one its terminal.
-
-    ``segment_m``, ``road_class`` and ``congestion`` are of the roads between corners, shape (P - 1,).
+class _Path(NamedTuple):
+    """One way along a route: its corners (P, 2) in km, its metres, its stops in metres from its start, the last one its
+    terminal. ``segment_m``, ``road_class`` and ``congestion`` are of the roads between corners, shape (P - 1,).
     """
 
     corners: np.ndarray
+    length: float
+    stops: np.ndarray
     segment_m: np.ndarray
     road_class: np.ndarray
     congestion: np.ndarray
-    stops: np.ndarray
-
-    @property
-    def length(self) -> float:
-        """Metres from end to end."""
-        return float(self.segment_m.sum())
-
-    @property
-    def along(self) -> np.ndarray:
-        """Metres from the start to each corner, shape (P,)."""
-        return np.append(0, self.segment_m.cumsum())
-
-    @property
-    def running_time(self) -> float:
-        """Seconds from end to end on an empty day, red lights and stops included."""
-        driving = (self.segment_m / (FREE_SPEED_MS[self.road_class] * self.congestion)).sum()
-        return float(driving) * 1.3 + 20 * len(self.stops)
 
 
-class _Roads:
-    """Makes paths; the congestion of a place is drawn when the first road comes through, and lasts."""
-
-    def __init__(self, radius: float, rng: np.random.Generator) -> None:
-        self._centre = 0.2 * radius
-        self._rng = rng
-        self._congestion: dict[tuple[float, float], float] = {}
-
-    def path(self, corners: np.ndarray, road: int) -> _Path:
-        """The path over ``corners`` (P, 2) in km; an arterial road is a street near the centre."""
-        segment_m = 1000 * np.hypot(*np.diff(corners, axis=0).T)
-        middle = (corners[:-1] + corners[1:]) / 2
-        road_class = np.where((road == ARTERIAL) & (np.hypot(*middle.T) < self._centre), STREET, road)
-        congestion = self._congestion_at(middle)
-        return _Path(corners, segment_m, road_class, congestion, self._stops(float(segment_m.sum())))
-
-    def _congestion_at(self, middle: np.ndarray) -> np.ndarray:
-        places = [tuple(np.round(xy, 2)) for xy in middle]
-        for place in places:
-            self._congestion.setdefault(place, float(np.exp(self._rng.normal(0, 0.15))))
-        return np.array([self._congestion[place] for place in places])
-
-    def _stops(self, length: float) -> np.ndarray:
-        """Metres of the stops of a path; the last is its terminal."""
-        gaps = self._rng.uniform(*STOP_SPACING_M, size=int(length / STOP_SPACING_M[0]) + 1).cumsum()
-        return np.append(gaps[gaps < length - 150], length)
+def _path(
+    corners: np.ndarray, road: int, radius: float, known: dict[tuple[float, ...], float], rng: np.random.Generator
+) -> _Path:
+    """The path over ``corners`` (P, 2) in km; an arterial road is a street near the centre. ``known``: congestion by
+    place, which is drawn when the first road comes through, and lasts."""
+    segment_m = 1000 * np.hypot(*np.diff(corners, axis=0).T)
+    middle, length = (corners[:-1] + corners[1:]) / 2, float(segment_m.sum())
+    road_class = np.where((road == ARTERIAL) & (np.hypot(*middle.T) < 0.2 * radius), STREET, road)
+    places = [tuple(np.round(xy, 2).tolist()) for xy in middle]
+    for place in places:
+        known.setdefault(place, float(np.exp(rng.normal(0, 0.15))))
+    gaps = rng.uniform(*STOP_SPACING_M, size=int(length / STOP_SPACING_M[0]) + 1).cumsum()
+    stops = np.append(gaps[gaps < length - 150], length)
+    return _Path(corners, length, stops, segment_m, road_class, np.array([known[place] for place in places]))
 
 
 def build_network(domain: BoundingBox, routes: int, rng: np.random.Generator) -> Network:
-    """``routes`` routes of the city in ``domain``, each driven both ways."""
-    site = site_in(domain)
-    roads, paths, following = _Roads(site.radius_km, rng), [], []
+    """``routes`` routes of the city in ``domain``, each driven both ways: paths a kilometre apart on the axis."""
+    site, known, following = site_in(domain), dict[tuple[float, ...], float](), list[int]()
+    paths = list[_Path]()
     for route, (line, road, loop) in enumerate(_lines(rng, site.radius_km, routes)):
         corners = _split(line)
-        paths += [roads.path(corners, road), roads.path(corners[::-1], road)]
+        paths += [_path(way, road, site.radius_km, known, rng) for way in (corners, corners[::-1])]
         following += [2 * route, 2 * route + 1] if loop else [2 * route + 1, 2 * route]
-    return _laid_end_to_end(paths, np.array(following), site)
-
-
-def _laid_end_to_end(paths: list[_Path], following: np.ndarray, site: Site) -> Network:
-    """The network of ``paths``, two a route, a kilometre apart on the axis; ``following[p]`` is driven after p."""
-    start = np.cumsum([0.0] + [path.length + _GAP_M for path in paths[:-1]])
+    starts = np.cumsum([0.0] + [path.length + _GAP_M for path in paths[:-1]])
+    placed = list(zip(starts, paths, strict=True))
     lat, lng = site.degrees(np.concatenate([path.corners for path in paths]))
     counts = [len(path.stops) for path in paths]
+    driving = [float((p.segment_m / (FREE_SPEED_MS[p.road_class] * p.congestion)).sum()) for p in paths]
     return Network(
-        path_start=start,
-        path_end=np.array([at + path.length for at, path in zip(start, paths, strict=True)]),
-        path_next=following,
+        path_start=starts,
+        path_end=np.array([at + path.length for at, path in placed]),
+        path_next=np.array(following),
         path_route=np.arange(len(paths)) // 2,
-        vertex_at=np.concatenate([at + path.along for at, path in zip(start, paths, strict=True)]),
+        vertex_at=np.concatenate([at + np.append(0, path.segment_m.cumsum()) for at, path in placed]),
         vertex_lat=lat,
         vertex_lng=lng,
         segment_class=np.concatenate([np.append(path.road_class, path.road_class[-1]) for path in paths]),
         segment_factor=np.concatenate([np.append(path.congestion, path.congestion[-1]) for path in paths]),
-        stop_at=np.concatenate([at + path.stops for at, path in zip(start, paths, strict=True)]),
+        stop_at=np.concatenate([at + path.stops for at, path in placed]),
         stop_is_terminal=np.concatenate([np.arange(n) == n - 1 for n in counts]),
         first_stop=np.cumsum([0, *counts[:-1]]),
-        running_time=np.array([path.running_time for path in paths]),
+        running_time=np.array([seconds * 1.3 + 20 * n for seconds, n in zip(driving, counts, strict=True)]),
         metres_per_degree=(1000 * site.km_per_degree[0], 1000 * site.km_per_degree[1]),
     )
 

@@ -137,7 +137,7 @@ class PushIntake:
         sender, self._sender = self._sender, None
         if sender is not None:
             with suppress(TimeoutError, DeliveryError):
-                await asyncio.wait_for(sender.__aexit__(None, None, None), _CLOSE_SECONDS)
+                await asyncio.wait_for(sender.__aexit__(), _CLOSE_SECONDS)
 
     async def take(self, values: list[bytes]) -> dict[str, Any]:
         """Returns what answers the request, once the broker has the events: how many, and which ones were refused.
@@ -179,7 +179,6 @@ class PushIntake:
         await self._sender.confirm()
 
     def _judged(self, values: list[bytes]) -> tuple[Messages, list[dict[str, Any]]]:
-        """The messages of a request, keyed by vehicle, and the first that the service would refuse, with reasons."""
         batch = self._decoder.decode(values, time.time_ns() // 1000)
         refused = [
             {"event": at, "reason": REASONS[code].value}

@@ -75,29 +75,18 @@ def mode_of(route_type: str) -> Mode:
 LARGEST_ARCHIVE = 1 << 30
 _LARGEST_DIRECTORY = 1 << 20
 """Bytes of the archive's list of files; a schedule has about thirty files."""
-LARGEST = {
-    "stops": 256 << 20,
-    "routes": 64 << 20,
-    "trips": 1 << 30,
-    "shapes": 4 << 30,
-    "stop_times": 8 << 30,
-    "agency": 1 << 20,
-    "calendar": 64 << 20,
-    "calendar_dates": 256 << 20,
-    "frequencies": 64 << 20,
+BOUNDS = {
+    "stops": (256 << 20, 1_000_000),
+    "routes": (64 << 20, 100_000),
+    "trips": (1 << 30, 10_000_000),
+    "shapes": (4 << 30, 20_000_000),
+    "stop_times": (8 << 30, 100_000_000),
+    "agency": (1 << 20, 1_000),
+    "calendar": (64 << 20, 100_000),
+    "calendar_dates": (256 << 20, 3_000_000),
+    "frequencies": (64 << 20, 1_000_000),
 }
-"""Bytes of each file after decompression. Files are read line by line, and rows are bounded as well."""
-MOST_ROWS = {
-    "stops": 1_000_000,
-    "routes": 100_000,
-    "trips": 10_000_000,
-    "shapes": 20_000_000,
-    "stop_times": 100_000_000,
-    "agency": 1_000,
-    "calendar": 100_000,
-    "calendar_dates": 3_000_000,
-    "frequencies": 1_000_000,
-}
+"""Bytes of each file after decompression, and its rows. Files are read line by line."""
 MOST_POINTS = 3_000_000
 """Points of lines, calls at stops, and shapes of each route that are kept; each takes about 200 bytes."""
 _LONGEST_LINE = 64 << 10
@@ -307,8 +296,8 @@ def table_rows(
             raise ScheduleError(f"{name}.txt has no column {', '.join(missing)}, which GTFS requires here")
         where = [header.index(column) if column in header else -1 for column in columns + optional]
         for number, row in enumerate(rows):
-            if number >= MOST_ROWS[name]:
-                raise ScheduleError(f"{name}.txt has more than {MOST_ROWS[name]} rows; divide the schedule by agency")
+            if number >= BOUNDS[name][1]:
+                raise ScheduleError(f"{name}.txt has more than {BOUNDS[name][1]} rows; divide the schedule by agency")
             if len(row) <= max(where):
                 refused[f"{name}-too-short"] += bool(row)
                 continue
@@ -329,8 +318,8 @@ def _lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
         size += len(line)
         if len(line) > _LONGEST_LINE:
             raise ScheduleError(f"{name}.txt has a line of more than {_LONGEST_LINE} bytes, so it is no table of GTFS")
-        if size > LARGEST[name]:
-            raise ScheduleError(f"{name}.txt has more than {LARGEST[name]} bytes; divide the schedule by agency")
+        if size > BOUNDS[name][0]:
+            raise ScheduleError(f"{name}.txt has more than {BOUNDS[name][0]} bytes; divide the schedule by agency")
         text = line.decode(errors="replace").replace("\0", "")
         yield text.removeprefix("\ufeff") if size == len(line) else text
 

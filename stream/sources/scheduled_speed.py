@@ -214,7 +214,6 @@ class _Adding:
         return ScheduledSpeeds(self._cells, metres, seconds, days, self._trips, self._straight, +self._table.refused)
 
     def _patterns(self) -> dict[tuple[int, bytes], list[int]]:
-        """Index of the first call of every trip, by its shape and its stops."""
         trip, stop = self._table.call_trip, self._table.call_stop
         starts = np.flatnonzero(np.diff(trip, prepend=-1)).tolist()
         patterns: dict[tuple[int, bytes], list[int]] = {}
@@ -279,7 +278,6 @@ class _Adding:
         return course_of(line, self._resolution, self._step)
 
     def _stretches(self, course: Course, along: FloatArray) -> _Stretches:
-        """What lies between two stops in one cell of the domain."""
         ends = np.unique(np.concatenate([course.ends, along]))
         ends = ends[(ends >= along[0]) & (ends <= along[-1])]
         middle = (ends[1:] + ends[:-1]) / 2
@@ -317,8 +315,7 @@ class _Adding:
     def _add(self, parts: _Stretches, arrival: FloatArray, departure: FloatArray, service: IntArray) -> None:
         begin, lasting = departure[:, parts.hop], arrival[:, parts.hop + 1] - departure[:, parts.hop]
         middle = begin + lasting * (parts.start + parts.end) / 2
-        metres = np.broadcast_to(parts.metres, middle.shape)
-        self._wait(parts.cell, middle, service, metres, lasting * (parts.end - parts.start))
+        self._wait(parts.cell, middle, service, parts.metres, lasting * (parts.end - parts.start))
 
     def _add_standing(
         self, course: Course, along: FloatArray, arrival: FloatArray, departure: FloatArray, service: IntArray
@@ -333,25 +330,18 @@ class _Adding:
         chosen = np.flatnonzero((cell >= 0) & (staying > 0).any(axis=0))
         if len(chosen):
             middle = (begin + staying / 2)[:, chosen]
-            self._wait(cell[chosen], middle, service, np.zeros(middle.shape), staying[:, chosen])
+            self._wait(cell[chosen], middle, service, np.zeros(1), staying[:, chosen])
 
     def _wait(
         self, cell: IntArray, time: FloatArray, service: IntArray, metres: FloatArray, seconds: FloatArray
     ) -> None:
-        columns = (
-            np.broadcast_to(cell, time.shape),
-            time,
-            np.broadcast_to(service[:, None], time.shape),
-            metres,
-            seconds,
-        )
+        columns = np.broadcast_arrays(cell, time, service[:, None], metres, seconds)
         self._waiting.append(np.stack([column.ravel().astype(np.float64) for column in columns]))
         self._columns += time.size
         if self._columns > _AT_ONCE:
             self._flush()
 
     def _flush(self) -> None:
-        """Add what waits to the sums."""
         wide = len(self._cells) * len(DAYS) * 24
         self._sums = np.pad(self._sums, ((0, 0), (0, wide - self._sums.shape[1])))
         if not self._waiting:

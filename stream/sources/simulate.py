@@ -39,13 +39,6 @@ class Faults:
     garbage: float = 0.0005
     gps_metres: float = 6.0
 
-    def __post_init__(self) -> None:
-        for name in ("late", "duplicate", "garbage"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"share of {name} fixes {getattr(self, name)} is not between 0 and 1")
-        if not 0 <= self.gps_metres <= 1000:
-            raise ValueError(f"GPS error {self.gps_metres} m is not between 0 and 1000")
-
 
 @dataclass(frozen=True)
 class Simulation:

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.ingestion.formats import number, read_instant, time_us
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Decode, Snapshot, SnapshotError, SnapshotRows
+from stream.sources.snapshots import LARGEST_SNAPSHOT, Decode, Snapshot, SnapshotError, SnapshotRows
 
 _DEEPEST = 40
 MOST_ELEMENTS = 2_000_000
@@ -50,7 +50,7 @@ class SiriVehicleMonitoring(SnapshotEvents):
         """The decoder of SIRI-VM documents."""
         clocks = None if feed.times_zone is None else ZoneInfo(feed.times_zone)
         zone, kmh = ZoneInfo(feed.timezone), SPEED_TO_KMH[self.unit]
-        return partial(decode_siri, zone=zone, kmh=kmh, max_future_us=self.max_future_us, times_zone=clocks)
+        return partial(decode_siri, zone=zone, kmh=kmh, times_zone=clocks)
 
 
 def decode_siri(
@@ -58,19 +58,17 @@ def decode_siri(
     received_us: int | None,
     zone: ZoneInfo,
     kmh: float,
-    max_future_us: int = MAX_FUTURE_US,
     times_zone: ZoneInfo | None = None,
 ) -> Snapshot:
     """The vehicles of one document. ``zone``: that of times without one; ``kmh``: one unit of ``Velocity`` in km/h;
-    ``max_future_us``: how far ahead of arrival or response a timestamp may be; ``times_zone``: of times that claim UTC
-    and are local.
+    ``times_zone``: of times that claim UTC and are local.
 
     The user is ``OperatorRef:VehicleRef``, because a vehicle's reference is unique within its operator; without an
     operator, it is ``VehicleRef``. Raises :class:`SnapshotError` for bytes that are not such a document.
     """
     document = _Document(body)
     response_us = _instant_us(document.response_time, zone)
-    rows = SnapshotRows(response_us, received_us, max_future_us, times_zone)
+    rows = SnapshotRows(response_us, received_us, times_zone)
     for activity in document.activities:
         if activity.get("axes", "").lower() not in _DEGREES:
             rows.refused["other-coordinates"] += 1
@@ -104,7 +102,6 @@ def _number(text: str | None) -> float:
 
 
 def _instant_us(text: str | None, zone: ZoneInfo) -> int | None:
-    """Epoch microseconds; None for a text that is no time, or a local time that occurs twice or never."""
     if text is None:
         return None
     try:

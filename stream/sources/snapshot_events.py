@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, get_args
+from datetime import datetime
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -15,16 +15,15 @@ import structlog
 from numpy.typing import NDArray
 
 from dpcore.relation import NeighbouringRelation
-from stream.config.feed import MAX_FUTURE, SPEED_TO_KMH, FeedConfig, SpeedSource, SpeedUnit
+from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource, SpeedUnit
 from stream.sources.derived_speed import SpeedDerivation
 from stream.sources.messages import Messages
 from stream.sources.snapshots import (
-    AHEAD_US,
     IN_FUTURE,
     LEAST_SPEED_MS,
+    MAX_FUTURE_US,
     MOST_SPEED_MS,
     Decode,
-    DecodedApart,
     Snapshot,
     SnapshotError,
     decompressed,
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from stream.sources.fix_memory import FixMemory  # only live feeds need it, and importing it takes time
 
 log = structlog.get_logger()
-
-SPEED_SOURCES: tuple[str, ...] = get_args(SpeedSource)
 
 _FORGET_US = 6 * 3_600_000_000
 MOST_REMEMBERED = 2**20
@@ -88,7 +85,7 @@ class SnapshotEvents:
     """Turns snapshots, in order of arrival, into messages for ``feed``.
 
     A vehicle whose timestamp did not advance gives no new event, unless its newest timestamp turns out to be wrong
-    because it is still ahead of a later document. ``max_future``: how far ahead of its arrival a timestamp may be.
+    because it is still ahead of a later document.
     ``speeds`` is chosen by the operator and never depends on the data: what one vehicle reports must not decide how the
     speed of another one is found.
     """
@@ -102,19 +99,17 @@ class SnapshotEvents:
         slotting: Slotting,
         speeds: SpeedSource = "missing",
         relation: NeighbouringRelation = NeighbouringRelation.VALUES,
-        max_future: timedelta = MAX_FUTURE,
     ) -> None:
         if feed.format != "canonical":
             raise ValueError(
                 f"feed.format is {feed.format!r}; events from snapshots are canonical: set feed.format to 'canonical'"
             )
         self.tally = Tally()
-        self.max_future_us = max_future // timedelta(microseconds=1)
         self.unit = feed.given_speed_unit or self.unit_of_format
         """In which reported speeds are read."""
         self._clocks = None if feed.times_zone is None else ZoneInfo(feed.times_zone)
         self._ahead_s = np.zeros(0)
-        self._decode = DecodedApart(self.decoder(feed))
+        self._decode = self.decoder(feed)
         self.header_us: int | None = None
         """Timestamp in the header of the newest snapshot, µs UTC; None if it had none."""
         self._slotting, self._speeds = slotting, speeds
@@ -153,9 +148,7 @@ class SnapshotEvents:
         return self._speeds == "derived"
 
     def decoder(self, feed: FeedConfig) -> Decode:
-        """Reads a document of the format, from bytes and time of arrival (µs UTC). It can be pickled, because large
-        documents are read in another process. A source that takes messages has no documents.
-        """
+        """What reads a document of the format. A source that takes messages has no documents."""
         return _no_documents
 
     def remember_by(self, memory: FixMemory | None) -> None:
@@ -215,7 +208,7 @@ class SnapshotEvents:
             if trouble is not None:
                 log.warning(trouble)
         if snapshot.clock is not None:
-            was_ahead = snapshot.was_set_back or self._clock > snapshot.clock + self.max_future_us
+            was_ahead = self._clock > snapshot.clock + MAX_FUTURE_US
             self._clock = snapshot.clock if was_ahead else max(self._clock, snapshot.clock)
         self.header_us = snapshot.header
         self._recall(snapshot.vehicles)
@@ -276,24 +269,21 @@ class SnapshotEvents:
         """A timestamp of an earlier document that is after this (µs UTC) came from a clock that was ahead.
 
         Where arrivals are known, a clock that is right is never ahead of a later arrival. Else a document may be an old
-        one that came late, so only a timestamp that the service would refuse beside this header is disproved by it,
-        unless the headers around it show that the clock was set back.
+        one that came late, so only a timestamp that the service would refuse beside this header is disproved by it.
         """
         if snapshot.arrival is not None:
             return snapshot.arrival + _CLOCKS_DIFFER_US
         if snapshot.clock is None:
             return LATEST_S * 1_000_000
-        return snapshot.clock + (AHEAD_US if snapshot.was_set_back else self.max_future_us)
+        return snapshot.clock + MAX_FUTURE_US
 
     def _forget_after(self, set_back: Mapping[str, int]) -> None:
-        """Forget the fixes of vehicles that are later than a time (µs UTC), so that no speed is derived from them."""
         self.tally.set_back += len(set_back)
         self._derivation.forget_after(set_back)
         if self._memory is not None:
             self._set_back.update(set_back)
 
     def _remembered(self, newest: dict[str, int]) -> dict[str, int]:
-        """What stays in memory of the newest timestamps."""
         oldest = self._clock - _FORGET_US
         newest = {vehicle: moment for vehicle, moment in newest.items() if moment >= oldest}
         if len(newest) <= MOST_REMEMBERED:
@@ -351,7 +341,6 @@ class SnapshotEvents:
         return np.where(is_none, np.nan, speed)
 
     def _sent(self, speed: NDArray[np.float64], is_derived: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which rows become events here."""
         return ~np.isnan(speed)
 
     def _periods(self, time: NDArray[np.int64]) -> NDArray[np.int64]:

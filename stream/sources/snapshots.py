@@ -1,8 +1,6 @@
 """Snapshots of vehicle positions, whatever their format: columns, with a reason for each entry that is refused. Pure.
 
 Stored snapshots, whose arrival is not known: a clock that was ahead is noticed by the headers of the neighbours. Pure.
-
-Decodes large documents in a process of their own: C code that reads 25 MiB lets no other thread run.
 """
 
 from __future__ import annotations
@@ -10,14 +8,9 @@ from __future__ import annotations
 import gzip
 import io
 import math
-import multiprocessing
-import os
-import signal
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TypeVar
@@ -28,7 +21,6 @@ from numpy.typing import NDArray
 
 from stream.config.feed import MAX_FUTURE
 from stream.ingestion.formats import utc_of_local
-from stream.local import die_with_parent
 from stream.sources.file_kinds import GZIP
 from stream.windows import EARLIEST_S, LATEST_S
 
@@ -85,8 +77,7 @@ class Snapshot:
     none.
 
     ``header``, ``arrival``: its own time and that of its arrival (µs UTC), None if unknown; ``clock``: the earlier of
-    them. ``refused``: number of other entries by reason. ``was_set_back``: the clock of earlier stored snapshots was
-    ahead, and this header is earlier than theirs.
+    them. ``refused``: number of other entries by reason.
     """
 
     clock: int | None
@@ -98,7 +89,6 @@ class Snapshot:
     lng: NDArray[np.float64]
     speed: NDArray[np.float64]
     refused: Counter[str]
-    was_set_back: bool = False
     ahead_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """By how many seconds times of its entries, refused ones too, are ahead of its own or of its arrival."""
 
@@ -123,13 +113,12 @@ class SnapshotRows:
     """Collects the entries of one snapshot. An entry without a time gets that of the header, else ``received_us``.
 
     ``times_zone``: that of the clocks of entries whose times claim UTC and are local.
-    Times that are more than ``max_future_us`` after the arrival, if that is unknown after the header, come from a wrong
+    Times that are more than five minutes after the arrival, if that is unknown after the header, come from a wrong
     clock: such a header is no time of anything, and such an entry is refused, as the service would.
     """
 
     header_us: int | None
     received_us: int | None
-    max_future_us: int = MAX_FUTURE_US
     times_zone: ZoneInfo | None = None
     refused: Counter[str] = field(default_factory=Counter)
     _ahead_s: list[float] = field(default_factory=list)
@@ -140,7 +129,7 @@ class SnapshotRows:
         if self.header_us is not None and not _is_a_time(self.header_us):
             self.header_us = None
         known = self.header_us if self.received_us is None else self.received_us
-        self._latest_us = LATEST_S * 1_000_000 if known is None else known + self.max_future_us
+        self._latest_us = LATEST_S * 1_000_000 if known is None else known + MAX_FUTURE_US
         trusted = self.header_us is not None and self.header_us <= self._latest_us
         self._clock_us = self.header_us if trusted else self.received_us
 
@@ -211,36 +200,17 @@ def without_clocks_ahead(snapshots: Iterable[tuple[Name, Snapshot]]) -> Iterator
     """The snapshots, in the order in which they were stored, each with its name.
 
     Where a header is :data:`AHEAD_US` later than those of both neighbours, vehicles that are later than these are left
-    out, and count as refused. Where a header is so much earlier than the one before, and the next one is earlier than
-    that as well, the clock of those before was ahead: snapshots are marked until headers are as late again. One
-    snapshot is held back, to see the next.
+    out, and count as refused. One snapshot is held back, to see the next.
     """
     before: Snapshot | None = None
     waiting: tuple[Name, Snapshot] | None = None
-    wrong_us: int | None = None
     for name, after in snapshots:
         if waiting is not None:
-            snapshot = waiting[1]
-            wrong_us = _wrong_header(wrong_us, before, snapshot, after)
-            yield waiting[0], _marked(_judged(before, snapshot, after), wrong_us)
-            before = snapshot
+            yield waiting[0], _judged(before, waiting[1], after)
+            before = waiting[1]
         waiting = name, after
     if waiting is not None:
-        yield waiting[0], _marked(waiting[1], wrong_us)
-
-
-def _wrong_header(known_us: int | None, before: Snapshot | None, snapshot: Snapshot, after: Snapshot) -> int | None:
-    """The latest header (µs UTC) of earlier snapshots known to be wrong; None once headers are as late."""
-    if snapshot.header is None:
-        return known_us
-    earlier, later = None if before is None else before.header, after.header
-    if earlier is not None and later is not None and snapshot.header + AHEAD_US < earlier > later:
-        known_us = max(known_us or 0, earlier)
-    return None if known_us is None or snapshot.header + AHEAD_US >= known_us else known_us
-
-
-def _marked(snapshot: Snapshot, wrong_us: int | None) -> Snapshot:
-    return snapshot if wrong_us is None else replace(snapshot, was_set_back=True)
+        yield waiting
 
 
 def _judged(before: Snapshot | None, snapshot: Snapshot, after: Snapshot) -> Snapshot:
@@ -250,41 +220,5 @@ def _judged(before: Snapshot | None, snapshot: Snapshot, after: Snapshot) -> Sna
     return snapshot.until(latest) if snapshot.header > latest + AHEAD_US else snapshot
 
 
-LARGE_BYTES = 1 << 20
-"""Documents from this size on are decoded in another process. Smaller ones take about 20 ms, as for 10 000 vehicles."""
-
 Decode = Callable[[bytes, int | None], Snapshot]
-
-
-class DecodedApart:
-    """``decode`` (a function that can be pickled), of large documents in another process, which is started for the
-    first one.
-
-    It ends with the thread that began it, or if memory lacks; then a document is tried once more in a new one.
-    """
-
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._pool: ProcessPoolExecutor | None = None
-
-    def __call__(self, body: bytes, received_us: int | None) -> Snapshot:
-        """The snapshot; waits for it. Raises what ``decode`` raises, and :class:`SnapshotError` if the process ends."""
-        if len(body) < LARGE_BYTES:
-            return self._decode(body, received_us)
-        for _ in range(2):
-            try:
-                return self._in_pool(body, received_us)
-            except BrokenProcessPool:
-                self._pool = None
-        raise SnapshotError(f"{len(body)} bytes, and the process that decoded them ended twice; too little memory?")
-
-    def _in_pool(self, body: bytes, received_us: int | None) -> Snapshot:
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(os.getpid(),))
-        return self._pool.submit(self._decode, body, received_us).result()
-
-
-def _begin(parent: int) -> None:
-    die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+"""The snapshot in the bytes of a document that arrived at a time (µs UTC)."""

@@ -68,7 +68,6 @@ def filled(arrival: FloatArray, departure: FloatArray, along: FloatArray) -> Tim
 
 
 def _usable(arrival: FloatArray, departure: FloatArray) -> IntArray:
-    """Rows whose first and last times are known, and whose times never go back."""
     known = ~np.isnan(arrival)
     latest = np.maximum.accumulate(np.where(known, departure, -np.inf), axis=1)
     back = (known & (arrival > departure)).any(axis=1) | (arrival[:, 1:] < latest[:, :-1]).any(axis=1)
@@ -99,7 +98,6 @@ def _kept(known: _Known) -> BoolArray:
 
 
 def _between(anchors: _Known, rows: IntArray, along: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Arrivals and departures (rows, stops) from those that are known."""
     stops = len(along)
     index = (rows[:, None] * stops + np.arange(stops)).ravel()
     before = np.searchsorted(anchors.at, index, side="right") - 1
@@ -171,9 +169,10 @@ class _Reading:
         days, places = self._services(), self._stops()
         shape, service = self._trips()
         trip, stop, arrival, departure = self._calls()
+        calendar = np.array([0 if self._span is None else _count(*self._span, weekday) for weekday in range(7)])
         return Timetable(
             places, self._shapes(), shape, service, days, trip, stop, arrival, departure, self._frequencies(), zones,
-            None if self._span is None else self._span[0].year, self._calendar_days(), self._refused,
+            None if self._span is None else self._span[0].year, calendar, self._refused,
         )  # fmt: skip
 
     def _rows(self, name: str, columns: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[list[str]]:
@@ -216,9 +215,6 @@ class _Reading:
     def _cover(self, first: date, last: date) -> None:
         before, after = self._span or (first, last)
         self._span = min(before, first), max(after, last)
-
-    def _calendar_days(self) -> IntArray:
-        return np.array([0 if self._span is None else _count(*self._span, weekday) for weekday in range(7)])
 
     def _stops(self) -> FloatArray:
         numbers, places = self._numbers["stop"], []
@@ -311,7 +307,6 @@ def _date(text: str) -> date | None:
 
 
 def _count(first: date, last: date, weekday: int) -> int:
-    """How many days of a weekday lie from ``first`` to ``last``, both included."""
     begin = first + timedelta(days=(weekday - first.weekday()) % 7)
     return 0 if begin > last else (last - begin).days // 7 + 1
 

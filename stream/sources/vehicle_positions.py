@@ -34,7 +34,7 @@ from google.transit import gtfs_realtime_pb2
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.sources.file_kinds import BOM
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Decode, Snapshot, SnapshotError, SnapshotRows
+from stream.sources.snapshots import LARGEST_SNAPSHOT, Decode, Snapshot, SnapshotError, SnapshotRows
 
 MOST_ENTITIES = 100_000
 """Of one snapshot; the largest cities have some 10 000 vehicles."""
@@ -130,28 +130,24 @@ _BEGIN = re.compile(r"(Failed to parse \w+ field: )*")
 """How an error of protobuf's JSON begins: with names of the format, before any value."""
 _NAMED = re.compile(r"parse (\w+) field")
 _HEADER_TAG, _ENTITY_TAG = b"\x0a", b"\x12"
-_LONGEST_SIZE = 35
-"""Bits of a length that is read."""
 _TEXT_TOKEN = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|[{}]')
 
 
 def decode_snapshot(
     body: bytes,
     received_us: int | None = None,
-    max_future_us: int = MAX_FUTURE_US,
     kmh: float = 3.6,
     times_zone: ZoneInfo | None = None,
 ) -> Snapshot:
     """The vehicles of one FeedMessage. An entity without a timestamp gets that of the header, else ``received_us``.
 
-    ``max_future_us``: how far ahead of arrival or header a timestamp may be. ``kmh``: one unit of speed in km/h.
-    ``times_zone``: that of the clocks, where timestamps count local time. The user is its :func:`vehicle_name`. An
-    entity's own ``id`` is not used, because it may change between snapshots. An entity that cannot be read is refused
-    alone. Raises :class:`SnapshotError` for bytes that are not such a feed.
+    ``kmh``: one unit of speed in km/h. ``times_zone``: that of the clocks, where timestamps count local time. The user
+    is its :func:`vehicle_name`. An entity's own ``id`` is not used, because it may change between snapshots. An entity
+    that cannot be read is refused alone. Raises :class:`SnapshotError` for bytes that are not such a feed.
     """
     message, unreadable = parse_feed(body)
     arrived_us = None if received_us is None else received_us // 1_000_000 * 1_000_000
-    rows = SnapshotRows(message.header.timestamp * 1_000_000, arrived_us, max_future_us, times_zone)
+    rows = SnapshotRows(message.header.timestamp * 1_000_000, arrived_us, times_zone)
     if unreadable:
         rows.refused["unreadable"] += unreadable
     for entity in message.entity:
@@ -196,7 +192,9 @@ def parse_feed(body: bytes) -> tuple[Any, int]:
         else:
             _require(not too_many_entities(body))
             message, unreadable = _of_octets(body)
-            _check_numbered(message)
+            for unknown in UnknownFieldSet(message.header):
+                if unknown.field_number == _INCREMENTALITY:
+                    raise _unknown_incrementality(str(unknown.data))
     except SnapshotError:
         raise
     except (DecodeError, json_format.ParseError, text_format.ParseError, *_UNREADABLE) as error:
@@ -223,16 +221,13 @@ def _of_text(text: str) -> tuple[Any, int]:
         return text_format.Parse(text, message, allow_unknown_field=True), 0
     except text_format.ParseError as error:
         try:
-            message, unreadable = _merged(_blocks(text), _merge_text, "header")
+            merge = partial(text_format.Merge, allow_unknown_field=True)
+            message, unreadable = _merged(_blocks(text), lambda into, part: merge(part, into), "header")
         except text_format.ParseError:
             raise error from None
         if not message.entity:
             raise
         return message, unreadable
-
-
-def _merge_text(into: Any, part: str) -> None:
-    text_format.Merge(part, into, allow_unknown_field=True)
 
 
 Part = TypeVar("Part", bytes, str)
@@ -257,18 +252,11 @@ def _parts(body: bytes) -> list[bytes]:
     """The headers and entities of a message, each with its tag and length. :class:`DecodeError` if they do not fit."""
     parts, at = [], 0
     while at < len(body):
-        begin, size, shift = at, 0, 0
+        begin = at
         if body[at : at + 1] not in (_HEADER_TAG, _ENTITY_TAG):
             raise DecodeError("neither a header nor an entity")
-        while True:
-            at += 1
-            if at >= len(body) or shift > _LONGEST_SIZE:
-                raise DecodeError("a length that does not end")
-            size |= (body[at] & 127) << shift
-            shift += 7
-            if body[at] < 128:
-                break
-        at += 1 + size
+        size, at = _varint(body, at + 1)
+        at += size
         parts.append(body[begin:at])
     if at != len(body):
         raise DecodeError("cut short")
@@ -276,7 +264,6 @@ def _parts(body: bytes) -> list[bytes]:
 
 
 def _blocks(text: str) -> list[str]:
-    """The outermost blocks of the text form."""
     blocks, depth, begin = list[str](), 0, 0
     for token in _TEXT_TOKEN.finditer(text):
         depth += {"{": 1, "}": -1}.get(token[0], 0)
@@ -287,7 +274,6 @@ def _blocks(text: str) -> list[str]:
 
 
 def _of_tree(tree: Any) -> tuple[Any, int]:
-    """The message of a feed's JSON, without those entities that cannot be read."""
     message, unreadable = FeedMessage(), 0
     entities = tree.get("entity", []) or []
     if not isinstance(entities, list):
@@ -298,10 +284,9 @@ def _of_tree(tree: Any) -> tuple[Any, int]:
     for entity in entities:
         try:
             json_format.ParseDict({"entity": [entity]}, read := FeedMessage(), ignore_unknown_fields=True)
+            message.MergeFrom(read)
         except (json_format.ParseError, *_UNREADABLE):
             unreadable += 1
-        else:
-            message.MergeFrom(read)
     return message, unreadable
 
 
@@ -328,13 +313,6 @@ def _check_named(tree: Any, message: Any) -> None:
     named = header.get("incrementality") if isinstance(header, dict) else None
     if named is not None and not message.header.HasField("incrementality"):
         raise _unknown_incrementality(str(named))
-
-
-def _check_numbered(message: Any) -> None:
-    """The same of protobuf, whose parser sets unknown values aside."""
-    for unknown in UnknownFieldSet(message.header):
-        if unknown.field_number == _INCREMENTALITY:
-            raise _unknown_incrementality(str(unknown.data))
 
 
 def _unknown_incrementality(value: str) -> SnapshotError:
@@ -382,4 +360,4 @@ class GtfsRealtime(SnapshotEvents):
         """The snapshot in the bytes of a FeedMessage."""
         zone = None if feed.times_zone is None else ZoneInfo(feed.times_zone)
         kmh = SPEED_TO_KMH[self.unit]
-        return partial(decode_snapshot, max_future_us=self.max_future_us, kmh=kmh, times_zone=zone)
+        return partial(decode_snapshot, kmh=kmh, times_zone=zone)

@@ -16,12 +16,11 @@ import numpy.typing as npt
 
 from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.earth import great_circle_m
+from stream.statistics.histograms.fixes import DEGREES, same_as_before
 from stream.terms import FixRules
 
 TELEPORT_M = 1_000.0
 """A shorter step is an error of position that any receiver may have, however short the time."""
-_DEGREES = 1e-7
-"""Unit of a row's lat and lng."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class _Fixes:
     @property
     def place(self) -> tuple[FloatArray, FloatArray]:
         """Latitude and longitude in degrees."""
-        return self.lat.astype(np.float64) * _DEGREES, self.lng.astype(np.float64) * _DEGREES
+        return self.lat.astype(np.float64) * DEGREES, self.lng.astype(np.float64) * DEGREES
 
     @property
     def follows(self) -> BoolArray:
@@ -50,8 +49,7 @@ def refused(rules: FixRules, rows: npt.NDArray[np.void]) -> Mapping[str, BoolArr
         return {}
     order = np.lexsort((rows["lng"], rows["lat"], rows["time"], rows["user"]))
     own = rows[order]
-    again = np.zeros(len(rows), dtype=bool)
-    again[1:] = np.logical_and.reduce([own[name][1:] == own[name][:-1] for name in ("user", "time", "lat", "lng")])
+    again = same_as_before(*(own[name] for name in ("user", "time", "lat", "lng")))
     first = own[~again]
     fixes = _Fixes(first["user"], first["time"], first["lat"].astype(np.int64), first["lng"].astype(np.int64))
     of_row = np.empty(len(rows), dtype=np.int64)

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.arrays import FloatArray, IntArray
-from dpcore.interval_calibration import CLASSES
 from dpcore.modelled_percentiles import percentiles, shrunken_variances
 from dpcore.occupancy import NoisyCounts, Occupancy, Users, users_in
 from dpcore.relation import NeighbouringRelation
@@ -34,7 +33,7 @@ _LEAST_VARIANCE = 1e-12
 """Variance of a count's noise below which the count is taken as exact."""
 _CROWDING = 0.4
 """Weight of the logarithm of a cell's users as a covariate: quiet cells are faster, by a part that releases show."""
-_OF_USERS = Dynamics(usual=(0.0,) * len(CLASSES))
+_OF_USERS = Dynamics(usual=0.0, quiet=0.0)
 """Under "participation" a cell's class is by its users, not by its events, and the model is as sure as it should be."""
 _BESIDE_AREA = replace(_OF_USERS, event=(0.1, 0.3))
 """Where the mean of the area is released, every user counts once, with the mean of many samples: it scatters less than

@@ -16,6 +16,7 @@ import numpy as np
 from dpcore.accounting import NANO
 from dpcore.arrays import FloatArray
 from dpcore.budget import from_micro
+from stream.messages.cells import is_anybody, read_cell
 from stream.messages.message import (
     HEXAGON_SPEED,
     SPATIAL_HISTOGRAM,
@@ -23,7 +24,6 @@ from stream.messages.message import (
     Message,
     cell_text,
     digest,
-    is_anybody,
     window_message,
 )
 from stream.statistics.columns import (
@@ -267,7 +267,7 @@ def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Co
     of = {"mean": (0.0, highest), MOVING_MEAN: (MOVING_KM_H, upper)} | dict.fromkeys(PERCENTS, (0.0, upper))
     for name in of.keys() & columns.keys():
         for body, crowds in zip(bodies, columns[name].crowds(*of[name]).tolist(), strict=True):
-            if crowds and name in body and is_anybody(body):
+            if crowds and name in body and is_anybody(read_cell(body)):
                 body[name]["at_bound"] = True
 
 

@@ -192,7 +192,7 @@ def plan_window(
     histograms count.
     """
     if allowance.by_counts and due.terms.histogram is not None:
-        due = Due(due.terms.without_histograms(), due.window, due.generation)
+        due = Due(msgspec.structs.replace(due.terms, histogram=None), due.window, due.generation)
     asked = asked_by(due.terms.histogram, rows.fixes, rows.counts.users)
     plan = speed_of(due.terms, cells).plan(rows.counts, due, allowance, asked.charges, memory)
     return msgspec.structs.replace(plan, fixes_digest=asked.fixes_digest)

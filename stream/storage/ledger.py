@@ -352,12 +352,15 @@ class Ledger:
         not the one of the plan, was set back, was born after the period began, or has retired the period, or if a later
         window was planned; and :class:`AlreadyReleasedError` if another worker released the window meanwhile.
         """
-        keys, refused = self._keys_of_a_charge(slot, period), list[int]()
-        fixed = [basis, period.start, self._keys.shared_ledger or "", period.begun, *_of_the_block(period)]
+        keys, refused, block = self._keys_of_a_charge(slot, period), list[int](), period.block
+        fixed = [basis, period.start, self._keys.shared_ledger or "", period.begun]
+        fixed += ["", "", ""] if block is None else [block.budget, block.key, block.end]
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
             paid = "" if start + CHUNK < len(users) or refused else plan
-            given = [slot, budget, generation, self.committed, paid, *fixed, _one_text(users[part], charges[part])]
+            of_users, of_charges = users[part].tolist(), charges[part].tolist()
+            charged = "".join([f"{user} {charge} " for user, charge in zip(of_users, of_charges, strict=True)])
+            given = [slot, budget, generation, self.committed, paid, *fixed, charged]
             try:
                 answer = await run(self._redis, "charge", keys, *given)
             except ResponseError as error:
@@ -410,15 +413,3 @@ class Ledger:
         prefix = self._keys.ledger("").encode()
         pattern = prefix.replace(b"[", b"\\[") + b"*"
         return sorted([key.removeprefix(prefix).decode() async for key in self._redis.scan_iter(match=pattern)])
-
-
-def _of_the_block(period: Period) -> list[str | int]:
-    """Budget, name and end of a period's block as the script reads them; the budget is empty without a horizon."""
-    block = period.block
-    return ["", "", ""] if block is None else [block.budget, block.key, block.end]
-
-
-def _one_text(users: IdArray, charges: IntArray) -> str:
-    """Users with their charges as the script reads them."""
-    pairs = zip(users.tolist(), charges.tolist(), strict=True)
-    return "".join([f"{user} {charge} " for user, charge in pairs])

@@ -74,13 +74,8 @@ def known_partitions(
     opened: dict[bytes, bytes], listed: Iterable[bytes], gone: Iterable[bytes]
 ) -> dict[str, KnownPartition]:
     """The partitions that were ever opened or are listed, in order of their names."""
-    left = set(gone)
-    return {
-        name.decode(): KnownPartition(restart_of(opened.get(name, b"")), name in left)
-        for name in sorted({*opened, *listed})
-    }
-
-
-def restart_of(note: bytes) -> int | None:
-    """The offset in a note of ``opened``; None if it is not known yet."""
-    return int(note.split(b" ")[0]) if note else None
+    known, left = dict[str, KnownPartition](), set(gone)
+    for name in sorted({*opened, *listed}):
+        note = opened.get(name)
+        known[name.decode()] = KnownPartition(int(note.split(b" ")[0]) if note else None, name in left)
+    return known

@@ -77,24 +77,6 @@ async def test_a_block_costs_its_budget_a_day_its_own_and_one_day_among_others_a
     assert max(one_day) <= min(2 * (BUDGET + GRANT), 2 * BLOCK)
 
 
-def charged_to(history: list[int], grant: int, block: int) -> list[int]:
-    """The same rule without servers: the user contributes if a whole ``grant`` of the ``block`` is left."""
-    spent, paid = 0, []
-    for wanted in history:
-        charge = wanted if block - spent >= grant else 0
-        spent += charge
-        paid.append(charge)
-    return paid
-
-
-def test_what_one_day_decides_about_later_days_can_exceed_the_budget_of_the_block():
-    """Why the block's budget is promised for everything that a user did in the block, and not for one day of it."""
-    busy_day, later = 9, [2] * 5
-    there, absent = charged_to([busy_day, *later], 2, 10), charged_to([0, *later], 2, 10)
-    assert loss(there, [0] * 6) <= 10
-    assert loss(there, absent) == 9 + 10 > 10
-
-
 async def test_the_block_is_charged_in_the_same_call_and_refuses_where_it_is_spent(redis):
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation(birth=0)

@@ -64,7 +64,7 @@ async def protocol_for(config: Config, redis: Redis, publisher: Collected) -> tu
     ledger = Ledger(redis, config.feed.name)
     await ledger.start_generation(birth=0)
     rows = MemoryRows(split_by_slot(random_rows(1, 80), config))
-    return ReleaseProtocol.connect(statistics_of(config), redis, rows, ledger, publisher, noise), noise
+    return ReleaseProtocol(statistics_of(config), redis, rows, ledger, publisher, noise), noise
 
 
 @pytest.mark.parametrize("died_after", ["nothing", *STEPS[:-1]])

@@ -196,13 +196,6 @@ def test_scales_are_within_a_thousandth_of_the_optimum_which_a_general_solver_fi
         assert solution.fun * (1 - 1e-6) <= allocation.objective <= solution.fun * (1 + 1e-3)
 
 
-def test_a_lone_user_in_one_cell_spends_all_of_their_allowance_on_the_scale_of_the_formula():
-    allowance = rho_of(12.0, 1e-6) // 96
-    allocation = allocate_gaussian(from_dense(np.array([[800]])), np.array([allowance]))
-    assert allocation.scales[0] == pytest.approx(800 / np.sqrt(2e-9 * allowance), rel=1e-6)
-    assert allowance - 10 <= allocation.charges[0] <= allowance
-
-
 def test_what_cannot_be_charged_or_bounded_is_refused():
     one = from_dense(np.array([[800]]))
     with pytest.raises(BudgetError, match="less than 2 nρ"):

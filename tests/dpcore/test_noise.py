@@ -72,7 +72,7 @@ def of_gaussian(samples: np.ndarray, t: int, s: int) -> float:
 
 
 @pytest.mark.parametrize("batch", [10_000, N], ids=["by rejection", "by inversion"])
-@pytest.mark.parametrize(("t", "s"), SCALES)
+@pytest.mark.parametrize(("t", "s"), [*SCALES, (2**40, 1)])
 def test_discrete_laplace_has_its_exact_distribution(t, s, batch):
     noise = Noise()
     x = np.concatenate([noise.discrete_laplace(t, s, batch) for _ in range(N // batch)])
@@ -159,13 +159,12 @@ def test_intervals_are_the_smallest_that_hold_95_percent():
         assert w == 0 or 1 - 2 * a**w / (1 + a) < 0.95 + 1e-9
 
 
-@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.9875, 0.999])
-def test_intervals_of_gaussians_are_the_smallest_that_hold_their_confidence(confidence):
+def test_intervals_of_gaussians_are_the_smallest_that_hold_95_percent():
     for t, s in [*SCALES, SMALL, (31, 1), (32, 1), (33, 1), (100, 1), (1237, 3), (9999, 1)]:
         x, mass = gaussian_law(t, s)
-        w = float(gaussian_half_width(t, s, confidence))
-        assert mass[np.abs(x) <= w].sum() >= confidence - 1e-9
-        assert w == 0 or mass[np.abs(x) <= w - 1].sum() < confidence + 1e-9
+        w = float(gaussian_half_width(t, s))
+        assert mass[np.abs(x) <= w].sum() >= 0.95 - 1e-9
+        assert w == 0 or mass[np.abs(x) <= w - 1].sum() < 0.95 + 1e-9
     assert gaussian_half_width(np.array([[1, 2**40], [50, 1]])).shape == (2, 2)
 
 
@@ -241,7 +240,6 @@ def test_parameters_out_of_bounds_are_refused_with_a_remedy():
         lambda: noise.discrete_laplace(2**40 + 1, 1, 1),
         lambda: noise.discrete_laplace(1, 0, 1),
         *(lambda t=t, s=s: discrete_gaussian(noise, t, s, 1) for t, s in [(0, 1), (2**40 + 1, 1), (1, 0), (-1, 1)]),
-        lambda: gaussian_half_width(1, 1, 1.0),
         lambda: noise.below(0),
         lambda: noise.exponential(np.array([], dtype=int), 1, 1),
         lambda: noise.exponential(np.array([1]), 1, 1, weights=np.array([0])),
@@ -292,14 +290,6 @@ def test_where_64_bits_meet_a_tail_further_bits_decide(law, floors):
     for beyond, expected in ((0, k), (2**64 - 1, k - 1)):
         words = Mock(side_effect=np.array([[(at << 16) % 2**64], [beyond]], dtype=np.uint64))
         assert law.of(np.array([at >> 48], dtype=np.uint16), words).tolist() == [expected]
-
-
-WIDE_SCALES = [(7, 3), (2**32 + 1, 2**20), (2**40, 1)]
-
-
-@pytest.mark.parametrize(("t", "s"), WIDE_SCALES)
-def test_a_wide_batch_has_the_exact_law(t, s):
-    assert of_laplace(Noise().discrete_laplace(t, s, N), t, s) > ALPHA
 
 
 @pytest.mark.parametrize("bug", ["uniform part", "half unit"])

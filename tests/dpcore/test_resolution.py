@@ -50,14 +50,6 @@ def test_a_generous_target_changes_nothing_and_an_impossible_one_pools_all():
     assert set(coarse.region.tolist()) == {2000}
 
 
-def test_pooling_narrows_what_remains():
-    counts = random_counts(2)
-    before = half_width(counts)
-    resolution = choose_resolution(counts, parents(counts), half_width, target=20.0)
-    events = resolution.counts.by_cell(resolution.counts.samples)
-    assert (resolution.half_width * events).sum() < (before * counts.by_cell(counts.samples)).sum()
-
-
 def test_regrouping_adds_a_users_samples():
     counts = Counts(
         np.array([1, 2], dtype=np.uint64),

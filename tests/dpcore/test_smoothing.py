@@ -9,7 +9,7 @@ import pytest
 
 from dpcore._smoothing_fit import Window, fit_of, prior_of, unseen_sites
 from dpcore.errors import ParameterError
-from dpcore.interval_calibration import class_of
+from dpcore.interval_calibration import apart, class_of
 from dpcore.smoothing import MOST_CELLS, OLDEST_HOURS, AreaMean, Dynamics, Releases, SmoothingState, foretell, smooth
 
 UPPER = 80.0
@@ -223,16 +223,17 @@ def test_a_forecast_is_what_the_past_says_averaged_over_the_grid_and_reads_no_re
         foretold = foretell(past, read, hours=0.0, hour_of_day=3, upper=UPPER)
         assert foretold.value == pytest.approx(value)
         factors = past.calibration.factors[class_of(releases.events)]
-        assert foretold.deviation == pytest.approx(np.sqrt(np.mean(wide, axis=0) * factors))
+        away = apart(releases.events, d.quiet, UPPER)
+        assert foretold.deviation == pytest.approx(np.sqrt(np.mean(wide, axis=0) * factors + away))
     low, high = foretold.interval(UPPER)
     assert (low + high)[(low > 0) & (high < UPPER)] == pytest.approx((2 * value)[(low > 0) & (high < UPPER)])
 
 
 def test_what_is_typical_is_the_forecast_without_passing_deviations_and_sampling():
     past, window = window_beside_a_past()
-    still = replace(past, passing=np.zeros(5))
+    still, d = replace(past, passing=np.zeros(5)), Dynamics(usual=0.0)
     _, smoothed = smooth(past, window.releases, hours=0.0, hour_of_day=3, upper=UPPER)
-    wanted = foretell(still, window.releases, hours=0.0, hour_of_day=3, upper=UPPER)
+    wanted = foretell(still, window.releases, hours=0.0, hour_of_day=3, upper=UPPER, dynamics=d)
     assert smoothed.typical.value == pytest.approx(wanted.value)
     assert np.all(smoothed.typical.deviation < wanted.deviation)
 

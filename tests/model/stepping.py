@@ -27,12 +27,12 @@ from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, window_message
 from stream.protocol import close_process, ledger_check
 from stream.protocol.close_process import CloseReport
-from stream.protocol.planning import Planning
 from stream.protocol.publishing import PublishError
+from stream.protocol.release_protocol import Planning
 from stream.statistics.plan import Due, Plan
 from stream.storage.keys import FeedKeys
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import Opening, RowStore
+from stream.storage.row_store import RowStore
 from stream.terms import Terms
 from stream.windows import utc_text
 from tests.model.server import Command
@@ -278,7 +278,7 @@ def continuation(coroutine: Any) -> Any:
     return tuple(frames)
 
 
-_STATELESS = (Redis, Pipeline, Config, Noise, CoroutineType, FeedKeys, ReleaseStore, RowStore, Opening, Planning)
+_STATELESS = (Redis, Pipeline, Config, Noise, CoroutineType, FeedKeys, ReleaseStore, RowStore, Planning)
 """Parts that are the same in every worker, with :class:`ReleaseProtocol` and those of this module."""
 
 

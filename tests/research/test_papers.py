@@ -16,11 +16,9 @@ from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.e2epriv import Objective
 from research.__main__ import STUDIES, main
 from research.papers.bounds import FAILURE, of_components, of_sum
-from research.papers.choice import choices, compared
+from research.papers.choice import choices
 from research.papers.recorded_hour import day_of
-from research.papers.sets import population
 from research.papers.suppression import cells_after, heavy_hitter, uneven_heavy_hitter
-from research.papers.tuning import weighted_median
 
 
 def law_of_sum(scale: float, draws: int) -> tuple[np.ndarray, np.ndarray]:
@@ -120,14 +118,6 @@ def test_the_choice_exceeds_the_bound_of_the_theorem_no_more_often_than_stated()
             assert choice.probability[choice.excess() > choice.bound(0.2)].sum() <= FAILURE
 
 
-def test_by_relative_error_a_grid_of_towns_everywhere_is_chosen_worse_and_with_few_points_by_weighted_error():
-    """Why the service's goal does not choose by it: the ratio is about 5, and both choices have the same draws."""
-    ratios = compared(population(400_000, 64, 1), "0.2", 1)
-    assert ratios is not None
-    assert min(ratios) > 1.5
-    assert compared(population(20_000, 64, 1), "0.2", 1) is None
-
-
 def test_hours_together_are_a_day_whose_users_keep_their_cells_and_the_busiest_are_in_more():
     """A user in two hours is in the cells of both; a cell of each hour is one of its own."""
     hours = [
@@ -150,16 +140,6 @@ def test_a_variance_beside_the_mean_lets_a_heavy_hitter_be_dropped_at_a_larger_e
     uneven = cells_after([uneven_heavy_hitter(seed) for seed in range(3)], epsilons)["mean and variance"]
     assert (uneven[0.05], uneven[5.0]) == ([1, 1, 1], [12, 12, 12])
     assert 1 < max(uneven[1.0]) < 12
-
-
-def test_a_weighted_median_is_that_of_draws_from_groups_chosen_by_their_probabilities():
-    """Drawn instead of weighted: the median of 20 001 draws, of standard error 0.011, is off by 0.06 with α below
-    10⁻⁷."""
-    rng = np.random.default_rng(4)
-    groups, probability = [rng.normal(k, 1, 2_000) for k in range(3)], np.array([0.05, 0.45, 0.5])
-    drawn = [rng.choice(groups[k]) for k in rng.choice(3, 20_001, p=probability)]
-    assert abs(weighted_median(groups, probability) - np.median(drawn)) < 0.06
-    assert abs(weighted_median(groups, np.ones(3) / 3) - np.median(drawn)) > 0.3, "equal weights are another median"
 
 
 def test_every_study_that_can_be_named_has_the_one_shape():

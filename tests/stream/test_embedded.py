@@ -22,7 +22,7 @@ from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW, Message
 from stream.offline import replay_offline
 from stream.sources.delivery import Pacer, Progress
 from stream.sources.messages import Messages
-from stream.sources.replay import Replay
+from stream.sources.recording import Replay
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore

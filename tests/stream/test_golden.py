@@ -89,7 +89,7 @@ async def released(config: Config, redis: Redis, case: str) -> tuple[str, dict[s
     await redis.set(FeedKeys(config.feed.name).generation, GENERATION)
     out = io.StringIO()
     by_slot = split_by_slot(rows_of(case), config)
-    closing = ReleaseProtocol.connect(
+    closing = ReleaseProtocol(
         statistics_of(config), redis, MemoryRows(by_slot), ledger, LinePublisher(out), Noise(tape(case))
     )
     for slot in sorted(by_slot):

@@ -27,7 +27,7 @@ from stream.app.doctor import examine
 from stream.local import REPO_ROOT, LocalServerError, RedisServer, end_process, free_port, spawn
 from stream.local import kafka as local_kafka
 from stream.messages.topics import create_topics
-from stream.servers.connection import NEEDED, REMEDY, ServerVersion, ServerVersionError, require_supported
+from stream.servers.connection import NEEDED, REMEDY, ServerVersion
 from tests.support.broker import shared_bootstrap
 from tests.support.builders import bus_config
 
@@ -63,11 +63,6 @@ def test_a_port_is_given_once_and_its_server_can_bind_it_again_and_again():
             another_search.bind(("127.0.0.1", port))
         assert _is_free(port)
         assert _is_free(port)
-
-
-@pytest.mark.parametrize("timestamp_ms", [None, 1_490_000_000_000, 4_000_000_000_000], ids=["now", "2017", "2096"])
-async def test_a_message_sent_is_a_message_read_whatever_its_clock(kafka, topic_name, timestamp_ms):
-    assert await _round_trip(kafka, topic_name, timestamp_ms) == b"23 km/h"
 
 
 async def test_redis_keeps_every_write_and_never_evicts(redis):
@@ -327,16 +322,6 @@ VALKEY = {"server_name": "valkey", "redis_version": "7.2.4"}
 def test_a_server_is_supported_from_redis_7_0_and_valkey_8_on(info, text, supported):
     version = ServerVersion.from_info(info)
     assert (str(version), version.supported) == (text, supported)
-
-
-def test_an_old_server_is_refused_with_the_version_found_the_one_needed_and_the_remedy():
-    with pytest.raises(ServerVersionError, match=r"redis://a is Redis 6\.2\.14.*Redis 7\.0 or Valkey 8\.0.*upgrade it"):
-        require_supported({"redis_version": "6.2.14"}, "redis://a")
-
-
-async def test_the_embedded_server_tells_its_version(redis):
-    version = require_supported(await redis.info("server"), "embedded")
-    assert version.name == "Valkey"
 
 
 async def test_doctor_passes_on_the_embedded_server(kafka, redis, redis_url, tmp_path):

@@ -33,7 +33,7 @@ class Stopped(Exception):  # noqa: N818 - a signal of the tests, not a fault
 def protocol_of(redis: Redis, config: Config, publisher, **hooks) -> ReleaseProtocol:
     """The release protocol of ``config`` with rows and ledger in ``redis``."""
     rows, ledger = RowStore.of(redis, config), Ledger.of(redis, config)
-    return ReleaseProtocol.connect(statistics_of(config), redis, rows, ledger, publisher, Noise(), **hooks)
+    return ReleaseProtocol(statistics_of(config), redis, rows, ledger, publisher, Noise(), **hooks)
 
 
 async def close_until(protocol: ReleaseProtocol, slot: int, last: str) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 from stream.config import Config
 from stream.diagnosis.inspection import Inspection, inspect, odd
 from stream.diagnosis.measures import measure
-from stream.diagnosis.observations import Observations
 from stream.diagnosis.observing import inspection_config, observe_file
+from stream.diagnosis.reading import Observations
 
 CONFIG = inspection_config(None)
 """By which sources are read of which nothing is configured."""

@@ -53,7 +53,7 @@ async def _close(
         if step == last_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    closing = ReleaseProtocol.connect(
+    closing = ReleaseProtocol(
         statistics_of(config),
         redis,
         RowStore.of(redis, config),

@@ -38,7 +38,6 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import h3
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -46,8 +45,9 @@ from dpcore.arrays import FloatArray
 from dpcore.bernstein import MEAN_OF
 from stream.config.alerts import AlertRule
 from stream.config.value import SPEED_UNIT
+from stream.messages.cells import Number, cells_of
 from stream.serve.cell_history import ENOUGH, CellArray, Rests, Usual, other_areas
-from stream.serve.window_store import Clipping, CloseMarker, View, WindowView, marker_of
+from stream.serve.window_store import CloseMarker, View, WindowView, marker_of
 
 ROUNDED = 0.02
 """km/h taken off every difference: more than rounding and the grids of the noise may have moved the numbers in it."""
@@ -128,20 +128,6 @@ def chance_ratio_below(
     if gaussian:
         return gaussian_tail(excess, np.sqrt(np.square(parts).sum(axis=0)))
     return laplace_tail(excess, parts)
-
-
-class _Number(msgspec.Struct):
-    raw: float
-    scale: float
-
-
-class _Cell(msgspec.Struct):
-    cell: str
-    mean: _Number | None = None
-    variance: _Number | None = None
-    users: int | _Number | None = None
-    events: int | _Number | None = None
-    clipping: Clipping | None = None
 
 
 class Judged(NamedTuple):
@@ -318,13 +304,18 @@ def _of_ratios(
     rule: AlertRule, window: WindowView, marker: CloseMarker
 ) -> tuple[CellArray, FloatArray, npt.NDArray[np.float64]]:
     """Cells, values and chances under "participation". Rules that compare with usual name nothing."""
-    decoder = msgspec.json.Decoder(_Cell)
-    bodies = [body for body in map(decoder.decode, window.in_order()) if body.mean is not None]
-    counted = [(body, body.events if isinstance(body.events, _Number) else body.users) for body in bodies]
+    bodies = [cell for cell in cells_of(window.in_order()) if cell.mean is not None]
+    counted = [(body, body.events if isinstance(body.events, Number) else body.users) for body in bodies]
     rows = [
-        (int(body.cell, 16), body.mean.raw, count.raw, count.scale, *_bounds(body, marker).of_shares(ROUNDED))
+        (
+            int(body.cell, 16),
+            body.mean.raw,
+            count.raw,
+            count.scale,
+            *(body.clipping or marker.clipping).of_shares(ROUNDED),
+        )
         for body, count in counted
-        if isinstance(count, _Number) and body.mean is not None and not rule.relative
+        if isinstance(count, Number) and body.mean is not None and not rule.relative
     ]
     cells = np.array([row[0] for row in rows], dtype=np.uint64)
     values, counts, scales, lower, width = np.array([row[1:] for row in rows], dtype=float).reshape(-1, 5).T
@@ -340,7 +331,3 @@ def _of_ratios(
 def _limit(rule: AlertRule) -> float:
     """What the mean is claimed to be below or above; 0 of rules that compare with usual, which do not read it."""
     return next((float(limit) for limit in (rule.below, rule.above) if limit is not None), 0.0)
-
-
-def _bounds(body: _Cell, marker: CloseMarker) -> Clipping:
-    return body.clipping or marker.clipping

@@ -326,14 +326,5 @@ def _answer(window: WindowView, rules: Sequence[AlertRule], windows: Sequence[Ju
 
 
 def _described(rule: AlertRule, window: WindowView) -> dict[str, Any]:
-    return {
-        "name": rule.name,
-        "below": rule.below,
-        "above": rule.above,
-        "slower_km_h": rule.slower_km_h,
-        "slower_percent": rule.slower_percent,
-        "windows": rule.windows,
-        "false_alarms_per_day": rule.false_alarms_per_day,
-        "unit": unit_of(window),
-        "cells": len(judged_cells(rule, window)),
-    }
+    said = rule.model_dump(exclude={"area", "cells"})
+    return said | {"unit": unit_of(window), "cells": len(judged_cells(rule, window))}

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import h3
 import numpy as np
@@ -32,24 +32,6 @@ _AT_ONCE = 1 << 22
 
 Released = tuple[str, Sequence[str]]
 """A released cell, and the smaller cells that were released apart from it."""
-
-
-class Area(Protocol):
-    """A named part of the city."""
-
-    @property
-    def name(self) -> str:
-        """Its name, which no other area has."""
-
-    @property
-    def kind(self) -> Literal["polygon", "route"]:
-        """Whether the area is made of polygons or of a route."""
-
-    def holds(self, cells: Iterable[Released]) -> list[str]:
-        """The released cells that belong to the area, in the same order."""
-
-    def geometry(self) -> dict[str, Any]:
-        """Its outline as a GeoJSON MultiPolygon."""
 
 
 class PolygonArea:
@@ -134,6 +116,9 @@ class Corridor:
         return self._outline
 
 
+Area = PolygonArea | Corridor
+
+
 def _edges(ring: list[tuple[float, float]]) -> npt.NDArray[np.float64]:
     """Edges (n, 4) of a ring, closed if it is not: longitude and latitude of both ends."""
     points = np.array(_closed(ring))
@@ -170,8 +155,9 @@ def read_areas(path: Path | None, places: Places) -> dict[str, Area]:
                 "each with a property 'name'"
             ) from None
     if places.resolution is not None:
-        for route in sorted(places.corridors, key=by_number):
-            cells = places.corridors[route]
+        corridors = places.corridors()
+        for route in sorted(corridors, key=by_number):
+            cells = corridors[route]
             if len(cells) > MOST_CROSSED:
                 raise ConfigError(
                     f"public.places: route {route[:40]!r} crosses {len(cells)} cells, more than {MOST_CROSSED}; write "

@@ -18,14 +18,15 @@ from aiohttp import web
 from stream.config import Config, ConfigError
 from stream.config.geojson import Position, lines_of, shapes
 from stream.config.value import SPEED
+from stream.messages.cells import cells_of
 from stream.messages.tables import TO_AVERAGE, Row, flatten, write_lines
 from stream.serve import parameters as p
 from stream.serve.city.areas import Area, PolygonArea, read_areas
-from stream.serve.city.combining import combined, inside, numbers_of
+from stream.serve.city.combining import combined, inside
 from stream.serve.city.places import check_name, read_bytes, read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import Ways
-from stream.serve.differences import from_schedule, released_of
+from stream.serve.differences import from_schedule
 from stream.serve.hexagons import complete_window, known_area, known_window
 from stream.serve.operations import get
 from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, Answers, Turns, key_of
@@ -152,7 +153,7 @@ class City:
 
         def make() -> bytes:
             hours = hours_of(known.start, known.end, self._zone)
-            cells = released_of(values if self._is_timed(known) else [])
+            cells = cells_of(values if self._is_timed(known) else [])
             speeds = service.speeds(hours, ((cell.cell, cell.excludes) for cell in cells))
             judged = from_schedule(cells, {row["cell"]: row["value"] for row in speeds}, bounds_of(known).upper)
             for row in speeds:
@@ -211,7 +212,7 @@ class City:
 def _statistics(
     area: Area, named: dict[str, str], window: WindowView, values: list[bytes], summary: dict[str, Any]
 ) -> bytes:
-    belonging = inside(area, numbers_of(values))
+    belonging = inside(area, cells_of(values))
     said = {name: summary[name] for name in ("feed", "window", "complete")}
     return msgspec.json.encode(
         named
@@ -232,7 +233,7 @@ AREA_COLUMNS = (
 
 
 def _areas_csv(areas: Iterable[Area], values: list[bytes], window: WindowView) -> bytes:
-    cells, within, rows = numbers_of(values), bounds_of(window), []
+    cells, within, rows = cells_of(values), bounds_of(window), []
     for area in areas:
         row: Row = {"feed": window.feed, "window_start": window.start, "window_end": window.end}
         row |= {"area": area.name, "kind": area.kind}

@@ -11,7 +11,7 @@ and r its raw mean, the noisy sum of speeds is s = (l + w/2)·n + (r − l − w
 took the ratio. The mean is Σs/Σn, its interval Fieller's: all m with (Σs − m·Σn)² <= z²·Var(noise of Σs − m·Σn). Where
 Σn is not clearly above 0 these are no interval, and there is no mean.
 
-What a model made of the cells' means (:mod:`stream.messages.message`) has errors that may depend on each other, so
+What a model made of the cells' means (:mod:`stream.messages.cells`) has errors that may depend on each other, so
 they are not averaged out: the weighted mean of the estimates has the weighted means of their ends as its interval.
 Where that is narrower than the interval of the released means together, it leads; else these do.
 
@@ -25,14 +25,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-
 from dpcore.bernstein import MEAN_OF
 from dpcore.cdf import ONE_SIDED
 from stream.config.value import QUANTUM
-from stream.messages.message import RELEASED, estimates_of
+from stream.messages.cells import RELEASED, Cell, Clipping, Number, estimates_of
 from stream.serve.city.areas import Area
-from stream.serve.window_store import Clipping
 
 NORMAL, LAPLACE = 1.96, ONE_SIDED
 """Standard deviations within which 95 % of normal noise lies, of sums of Laplace noise at least 95 %."""
@@ -46,67 +43,13 @@ CROWDED = 0.1
 less, speeds that are 20 km/h above the bound add at most 2 km/h."""
 
 
-class _Estimate(msgspec.Struct):
-    value: float
-    raw: float
-    scale: float
-    interval: tuple[float, float]
-    at_bound: bool = False
-
-
-class Modelled(msgspec.Struct):
-    """A leading estimate."""
-
-    value: float
-    interval: tuple[float, float]
-    method: str
-    at_bound: bool = False
-
-
-class Counted(msgspec.Struct):
-    """How many a released cell holds. ``events`` is absent where users are counted: weights "share" and "user"."""
-
-    cell: str
-    status: str
-    users: int | _Estimate = 0
-    events: int | _Estimate | None = None
-    accounting: str | None = None
-    excludes: list[str] = []
-
-    @property
-    def counted(self) -> int | _Estimate:
-        """The weight of the cell's mean: its events or, where only users are counted, its users."""
-        return self.users if self.events is None else self.events
-
-
-class CellNumbers(Counted):
-    """What is read of a released cell."""
-
-    mean: _Estimate | None = None
-    variance: _Estimate | None = None
-    clipping: Clipping | None = None
-    estimate: dict[str, Modelled] | None = None
-    """The leading estimates; only those of the mean and of what is typical are read."""
-
-
-def numbers_of(values: Iterable[bytes]) -> list[CellNumbers]:
-    """Released cells, as far as they are needed here."""
-    return [_numbers(msgspec.json.decode(value)) for value in values]
-
-
-def inside(area: Area, cells: Sequence[CellNumbers]) -> list[CellNumbers]:
+def inside(area: Area, cells: Sequence[Cell]) -> list[Cell]:
     """Those of the released cells that belong to an area."""
     belonging = set(area.holds((cell.cell, cell.excludes) for cell in cells))
     return [cell for cell in cells if cell.cell in belonging]
 
 
-def _numbers(body: dict[str, Any]) -> CellNumbers:
-    estimates = estimates_of(body) or {}
-    read = {name: estimates[name] for name in ("mean", "typical") if name in estimates}
-    return msgspec.convert(body | {"estimate": read if "mean" in read else None}, CellNumbers)
-
-
-def combined(cells: Sequence[CellNumbers], within: Clipping) -> dict[str, Any]:
+def combined(cells: Sequence[Cell], within: Clipping) -> dict[str, Any]:
     """Events or users, and mean (in the unit of ``within``, clipped to it) of the cells together, each with its 95 %
     interval.
 
@@ -116,7 +59,7 @@ def combined(cells: Sequence[CellNumbers], within: Clipping) -> dict[str, Any]:
     ``at_bound``, which is true, where at least :data:`CROWDED` of the weights are in cells at the bound.
     """
     published = [cell for cell in cells if cell.status == "published" and cell.mean is not None]
-    noisy = any(isinstance(cell.counted, _Estimate) for cell in published)
+    noisy = any(isinstance(cell.counted, Number) for cell in published)
     by_users = any(cell.events is None for cell in cells)
     count = _sum(cells, [cell.counted for cell in cells])
     mean = (_mean_of_ratios if noisy else _mean)(published, within)
@@ -141,25 +84,26 @@ def is_crowded(parts: Iterable[tuple[float, bool]]) -> bool:
     return weights[True] > 0 and weights[True] >= CROWDED * sum(weights.values())
 
 
-def _leading(cells: Sequence[CellNumbers], mean: dict[str, Any] | None, unit: str) -> dict[str, Any] | None:
+def _leading(cells: Sequence[Cell], mean: dict[str, Any] | None, unit: str) -> dict[str, Any] | None:
     """The mean of the cells' estimates or, where its interval is narrower, that of their released means."""
-    estimated = [(_weight(cell), cell.estimate["mean"]) for cell in cells if cell.estimate is not None]
-    weights = sum(weight for weight, _ in estimated)
+    led = [(_weight(cell), estimates.mean) for cell in cells if (estimates := estimates_of(cell))]
+    estimated = [(weight, one, one.interval) for weight, one in led if one and one.interval]
+    weights = sum(weight for weight, _, _ in estimated)
     if not weights:
         return None
-    parts = [(weight / weights, one) for weight, one in estimated]
-    low, high = (sum(share * one.interval[end] for share, one in parts) for end in (0, 1))
+    parts = [(weight / weights, one, ends) for weight, one, ends in estimated]
+    low, high = (sum(share * ends[end] for share, _, ends in parts) for end in (0, 1))
     if mean is not None and mean["interval"][1] - mean["interval"][0] <= high - low:
         return {name: mean[name] for name in ("value", "interval", "unit")} | {"method": RELEASED}
-    value = sum(share * one.value for share, one in parts)
+    value = sum(share * one.value for share, one, _ in parts)
     return {"value": value, "interval": [low, high], "unit": unit, "method": parts[0][1].method}
 
 
-def _weight(cell: CellNumbers) -> float:
+def _weight(cell: Cell) -> float:
     return float(cell.counted) if isinstance(cell.counted, int) else cell.counted.value
 
 
-def totals(cells: Sequence[Counted]) -> dict[str, dict[str, Any] | None]:
+def totals(cells: Sequence[Cell]) -> dict[str, dict[str, Any] | None]:
     """Events and users of the cells together, as of :func:`combined`; None where no cell has such a number. Who is in
     several cells counts in each."""
     events = [cell for cell in cells if cell.events is not None]
@@ -169,10 +113,10 @@ def totals(cells: Sequence[Counted]) -> dict[str, dict[str, Any] | None]:
     }
 
 
-def _sum(cells: Sequence[Counted], numbers: Sequence[int | _Estimate]) -> dict[str, Any]:
+def _sum(cells: Sequence[Cell], numbers: Sequence[int | Number]) -> dict[str, Any]:
     total, variance = 0.0, 0.0
     for cell, number in zip(cells, numbers, strict=True):
-        if isinstance(number, _Estimate):
+        if isinstance(number, Number):
             total += number.raw
             variance += _variance(number, cell)
         else:
@@ -182,7 +126,7 @@ def _sum(cells: Sequence[Counted], numbers: Sequence[int | _Estimate]) -> dict[s
     return {"value": max(total, 0.0), "interval": interval}
 
 
-def _mean(published: Sequence[CellNumbers], within: Clipping) -> dict[str, Any] | None:
+def _mean(published: Sequence[Cell], within: Clipping) -> dict[str, Any] | None:
     """Of means that are weighted by exact numbers of events."""
     weights, total, variance = 0.0, 0.0, 0.0
     for cell in published:
@@ -199,14 +143,14 @@ def _mean(published: Sequence[CellNumbers], within: Clipping) -> dict[str, Any] 
     return _stated(raw, raw - half, raw + half, within)
 
 
-def _mean_of_ratios(published: Sequence[CellNumbers], within: Clipping) -> dict[str, Any] | None:
+def _mean_of_ratios(published: Sequence[Cell], within: Clipping) -> dict[str, Any] | None:
     """Of means that are ratios of noisy numbers: the ratio of their totals."""
     form = MEAN_OF[2 if any(cell.variance is not None for cell in published) else 1].tolist()
     count, total, left, a, b, c = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for cell in published:
         number = cell.counted
         assert cell.mean is not None, "only cells with a mean are given"
-        assert isinstance(number, _Estimate), "only noisy counts are given"
+        assert isinstance(number, Number), "only noisy counts are given"
         lower, width = (cell.clipping or within).of_shares(QUANTUM)
         middle = lower + width / 2
         count += number.raw
@@ -214,7 +158,7 @@ def _mean_of_ratios(published: Sequence[CellNumbers], within: Clipping) -> dict[
             left += (number.raw * cell.clipping.stretched.open) ** 2
         total += middle * number.raw + (cell.mean.raw - middle) * max(number.raw, 1.0)
         # The released sums have independent noise of one variance, which is that of the count divided among them.
-        deviation = number.scale if _gaussian(cell) else math.sqrt(2) * number.scale
+        deviation = number.scale if cell.is_gaussian else math.sqrt(2) * number.scale
         variance = deviation**2 / len(form) + _COUNTED**2 / 3
         parts = [lower + width * part for part in form]
         a += variance * len(parts)
@@ -234,16 +178,12 @@ def _stated(raw: float, low: float, high: float, within: Clipping) -> dict[str, 
     return {"value": value, "raw": raw, "interval": [low, high], "unit": within.unit}
 
 
-def _variance(estimate: _Estimate, cell: Counted) -> float:
+def _variance(number: Number, cell: Cell) -> float:
     """Variance of the noise: of its scale or, where the interval is wider because of rounding, of that."""
-    low, high = estimate.interval
-    by_scale = estimate.scale if _gaussian(cell) else math.sqrt(2) * estimate.scale
-    return max(by_scale, (high - low) / (2 * (NORMAL if _gaussian(cell) else LAPLACE))) ** 2
+    low, high = number.interval
+    by_scale = number.scale if cell.is_gaussian else math.sqrt(2) * number.scale
+    return max(by_scale, (high - low) / (2 * (NORMAL if cell.is_gaussian else LAPLACE))) ** 2
 
 
-def _gaussian(cell: Counted) -> bool:
-    return cell.accounting == "zcdp"
-
-
-def _quantile(cells: Sequence[Counted]) -> float:
-    return NORMAL if all(map(_gaussian, cells)) else LAPLACE
+def _quantile(cells: Sequence[Cell]) -> float:
+    return NORMAL if all(cell.is_gaussian for cell in cells) else LAPLACE

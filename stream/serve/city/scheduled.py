@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,15 +11,13 @@ import msgspec
 import numpy as np
 
 from dpcore.arrays import FloatArray
+from stream.serve.city.areas import Released
 from stream.serve.city.places import Scheduled
 from stream.serve.local_time import local_start
 
 _LONGEST = timedelta(days=31)
 """A longer window is compared with no timetable."""
 _TO_KMH = 3.6
-
-Released = tuple[str, Sequence[str]]
-"""A released cell, and the smaller cells that were released apart from it."""
 
 
 def hours_of(start: str, end: str, zone: str) -> FloatArray:

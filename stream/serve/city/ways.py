@@ -12,14 +12,13 @@ time as "or less" (``at_bound``).
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import h3
 import msgspec
@@ -29,8 +28,10 @@ from aiohttp import web
 from stream.config import Config
 from stream.config.geojson import Position
 from stream.config.value import SPEED
+from stream.messages.cells import Cell, Estimate, cells_of, estimates_of
+from stream.messages.tables import write_lines
 from stream.serve import parameters as p
-from stream.serve.city.combining import CellNumbers, combined, is_crowded, numbers_of
+from stream.serve.city.combining import combined, is_crowded
 from stream.serve.city.places import Places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.hexagons import known_window
@@ -102,10 +103,11 @@ Speeds = Mapping[str, Span]
 """Of released cells."""
 
 
-def estimates(cells: Iterable[CellNumbers], name: str) -> Speeds:
-    """The leading estimates of that name, such as "mean"."""
-    known = ((cell.cell, (cell.estimate or {}).get(name)) for cell in cells)
-    return {cell: Span(one.value, *one.interval, one.at_bound) for cell, one in known if one is not None}
+def estimates(cells: Iterable[Cell], name: Literal["mean", "typical"]) -> Speeds:
+    """The leading estimates of that name."""
+    known: Iterable[tuple[str, Estimate | None]]
+    known = ((cell.cell, getattr(estimates_of(cell), name, None)) for cell in cells)
+    return {cell: Span(one.value, *one.interval, one.at_bound) for cell, one in known if one and one.interval}
 
 
 def stops_along(line: Sequence[Position], stops: Mapping[str, Sequence[Position]]) -> list[str]:
@@ -237,7 +239,7 @@ class Ways:
         values, summary = known.in_order(), known.summary()
 
         def make() -> bytes:
-            cells = numbers_of(values)
+            cells = cells_of(values)
             kinds = {"now": estimates(cells, "mean"), "typical": estimates(cells, "typical")}
             planned = self._planned([known], ((cell.cell, cell.excludes) for cell in cells))
             said = {"route": route} | {name: summary[name] for name in ("feed", "window", "complete")}
@@ -344,11 +346,9 @@ def _written(said: Body, lines: list[Body], form: str) -> bytes:
     if form == "json":
         return msgspec.json.encode(said | {"lines": lines})
     rows = [_row(said, line) for line in lines]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().encode()
+    out = io.BytesIO()
+    write_lines(rows, list(dict.fromkeys(name for row in rows for name in row)), out)
+    return out.getvalue()
 
 
 def _row(said: Body, line: Body) -> Body:
@@ -359,7 +359,7 @@ def _row(said: Body, line: Body) -> Body:
     for kind in ("now", "typical", "mean", "scheduled"):
         if kind in line:
             numbers = line[kind] or {}
-            row |= {} if kind == "scheduled" else {f"{kind}_at_bound": "true" if numbers.get("at_bound") else None}
+            row |= {} if kind == "scheduled" else {f"{kind}_at_bound": numbers.get("at_bound")}
             for name in ("minutes", "km_h"):
                 ends = ("", "_low", "_high") if kind != "scheduled" else ("",)
                 known = [numbers.get(name), *numbers.get(f"{name}_interval", (None, None))]

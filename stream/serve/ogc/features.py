@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from stream.config.section import BoundingBox
+from stream.messages.cells import cells_of
 from stream.messages.shapes import Place, parts_of, places_of, ring_of
 from stream.messages.tables import feature, rows_of
 from stream.serve import parameters as p
@@ -140,7 +141,7 @@ class Features:
         if window is None or cell not in window.cells:
             remedy = f"see {ROOT}/collections/{collection}/items for those that are here"
             raise Problem(404, f"collection {collection} has no feature {item_id(start, cell)}", remedy)
-        place = next(place for place in places_of(window.in_order()) if place.cell == cell)
+        place = next(place for place in places_of(cells_of(window.in_order())) if place.cell == cell)
         here = base_of(request)
         path = f"{here}{ROOT}/collections/{collection}/items/{item_id(start, cell)}"
         links = [_link(path, "self", GEOJSON, "This"), _collection_link(here, collection)]
@@ -201,7 +202,7 @@ def _from(windows: Sequence[WindowView], after: tuple[str, str] | None) -> Itera
     for window in windows:
         if after is not None and window.start > after[0]:
             continue
-        for place in places_of(window.in_order()):
+        for place in places_of(cells_of(window.in_order())):
             if after is None or window.start != after[0] or place.cell > after[1]:
                 yield window, place
 
@@ -216,7 +217,7 @@ def _features(chosen: Sequence[tuple[WindowView, Place]]) -> list[Body]:
 def _bound(windows: Sequence[WindowView]) -> None:
     """Store the box of each window. For all windows of a full store this takes a second or more."""
     for window in windows:
-        window.bounds = bounds_of(part for place in places_of(window.in_order()) for part in parts_of(place))
+        window.bounds = bounds_of(part for place in places_of(cells_of(window.in_order())) for part in parts_of(place))
 
 
 def _described(here: str, feed: str, kind: str, windows: Sequence[WindowView], extent: Bounds) -> Body:

@@ -23,7 +23,6 @@ from dpcore.spatial import (
     Auto,
     Domain,
     E2EPriv,
-    Histogram,
     KdTree,
     Privlet,
     QuadTree,
@@ -35,7 +34,7 @@ from dpcore.spatial import (
     UniformGrid,
 )
 from dpcore.spatial.domain import IntGrid
-from dpcore.spatial.euler import Euler
+from dpcore.spatial.euler import Euler, EulerHistogram
 from dpcore.spatial.regions import Regions, extract_regions
 from dpcore.spatial.release import Released, rounded
 from stream.statistics.histograms.fixes import Fixes
@@ -94,7 +93,7 @@ def draw_histograms(plan: Plan, fixes: Fixes | None, noise: Noise) -> list[Drawn
         return []
     mine = contributing(plan, fixes)
     drawn: list[DrawnHistogram] = []
-    released: Histogram
+    released: Released
     for name, epsilon in zip(settings.mechanisms, settings.epsilons, strict=True):
         if name == "euler":
             assert settings.regions is not None
@@ -153,7 +152,7 @@ def _in_metres(terms: HistogramTerms, points: FloatArray) -> tuple[FloatArray, F
     return north * (domain.north / (box.north - box.south)), east * (domain.east / degrees.width)
 
 
-def _draw_regions(terms: HistogramTerms, fixes: Fixes, epsilon: int, noise: Noise) -> Histogram:
+def _draw_regions(terms: HistogramTerms, fixes: Fixes, epsilon: int, noise: Noise) -> EulerHistogram:
     assert terms.regions is not None
     metres = region_domain(terms)
     regions = terms.regions

@@ -29,7 +29,6 @@ from dpcore.participation import (
     Weight,
     area_integers,
     draw,
-    draw_with_area,
     integers,
 )
 from stream.statistics.columns import (
@@ -43,7 +42,16 @@ from stream.statistics.columns import (
     share_columns,
     too_large,
 )
-from stream.statistics.plan import Allowance, Due, ParticipationPart, Plan, PlanError, check_rows, counts_digest
+from stream.statistics.plan import (
+    NO_INTEGERS,
+    Allowance,
+    Due,
+    ParticipationPart,
+    Plan,
+    PlanError,
+    check_rows,
+    counts_digest,
+)
 from stream.statistics.residual_clipping import response_of
 from stream.terms import MOVING_KM_H, MOVING_QUANTA, QUANTUM, ParticipationTerms, SpeedTerms, Terms
 
@@ -149,12 +157,11 @@ def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -
             f"the plan has {len(scales[0])} noise scales for {parts} parts, so it was stored by another "
             "version; release its window with that version"
         )
-    exact, gaussian = exact_integers(plan, contributions), plan.gaussian
-    if not layout.area:
-        return columns_of(plan, draw(layout, exact, scales, gaussian, noise))
-    area = area_integers(layout, contributions.retain(plan.retained))
-    noisy, noisy_area = draw_with_area(layout, exact, area, scales, gaussian, noise)
-    return columns_of(plan, noisy) | area_columns(plan, noisy_area)
+    exact, area = exact_integers(plan, contributions), NO_INTEGERS
+    if layout.area:
+        area = area_integers(layout, contributions.retain(plan.retained))
+    noisy, noisy_area = draw(layout, exact, area, scales, plan.gaussian, noise)
+    return columns_of(plan, noisy) | (area_columns(plan, noisy_area) if layout.area else {})
 
 
 @dataclass(frozen=True)

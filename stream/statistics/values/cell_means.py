@@ -16,7 +16,6 @@ talk on [M] and [C], E_g = Σ (max bias) + E|Z|.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,21 +47,16 @@ def cell_mechanism(speed: SpeedTerms) -> Any:
     return MECHANISMS[speed.mean_mechanism](speed.upper_quanta)
 
 
-@dataclass(frozen=True)
-class CellMeans:
-    """The public part: charges (L,) in µε, and each cell's predicted worst-case error (C,) in quanta (inf: no mean)."""
-
-    charges: IntArray
-    predicted_error: FloatArray
-
-
 def cell_epsilon(counts: Counts, samples: IntArray, allowance: int) -> int:
     """µε of one cell: ``allowance`` divided by the largest number of cells of any user, rounded down."""
     return allowance // max(int(counts.by_user((samples > 0).astype(np.int64)).max(initial=1)), 1)
 
 
-def plan_cell_means(mechanism: Any, counts: Counts, samples: IntArray, epsilon_micro: int) -> CellMeans:
-    """Plan every cell with ``samples`` (P,) retained by a :func:`cell_mechanism` at ``epsilon_micro`` per cell."""
+def plan_cell_means(
+    mechanism: Any, counts: Counts, samples: IntArray, epsilon_micro: int
+) -> tuple[IntArray, FloatArray]:
+    """Charges (L,) in µε, and each cell's predicted worst-case error (C,) in quanta, infinite without a mean: of every
+    cell with ``samples`` (P,) retained by a :func:`cell_mechanism` at ``epsilon_micro`` per cell."""
     charges = np.zeros(counts.n_users, dtype=np.int64)
     error = np.full(counts.n_cells, np.inf)
     for g in range(counts.n_cells):
@@ -71,7 +65,7 @@ def plan_cell_means(mechanism: Any, counts: Counts, samples: IntArray, epsilon_m
             plan = mechanism.plan(samples[pairs], epsilon_micro)
             charges[counts.pair_user[pairs]] += plan.charges
             error[g] = plan.predicted_error
-    return CellMeans(charges, error)
+    return charges, error
 
 
 def draw_cell_means(mechanism: Any, kept: Contributions, epsilon_micro: int, noise: Noise) -> FloatArray:

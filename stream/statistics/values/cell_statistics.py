@@ -13,21 +13,24 @@ from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
 from stream.statistics.columns import MOVING_MEAN, VARIANCE_GRID, needs_distribution
 from stream.statistics.plan import Plan
-from stream.statistics.residual_clipping import response_of
+from stream.statistics.residual_clipping import Ranges, response_of
 from stream.terms import MOVING_QUANTA, SpeedTerms
 
 CellStatistic = Mean | ResidualMean | MovingMean | Variance | Distribution
 CellStatistics = Mapping[str, CellStatistic]
 """Statistics by name, in the order of the plan's scales: mean, moving mean, variance, one distribution for itself and
 all percentiles."""
-PlannedStatistics = Mapping[str, CellStatistic | ResidualMean]
-"""The same of a stored plan, in which means may be clipped to ranges."""
 
 
-def cell_statistics(names: Sequence[str], speed: SpeedTerms, caps: IntArray | None) -> CellStatistics:
-    """The statistics behind the released ``names``. ``caps``: the most that one user adds to Σx of each cell, (C,)."""
+def cell_statistics(
+    names: Sequence[str], speed: SpeedTerms, caps: IntArray | None, ranges: Ranges | None = None
+) -> CellStatistics:
+    """The statistics behind the released ``names``. ``caps``: the most that one user adds to Σx of each cell, (C,);
+    ``ranges``: to which users' means are clipped instead."""
     statistics: dict[str, CellStatistic] = {}
-    if "mean" in names:
+    if "mean" in names and ranges is not None:
+        statistics["mean"] = ResidualMean(ranges.lower, ranges.upper, speed.upper_quanta, ranges.gain)
+    elif "mean" in names:
         statistics["mean"] = Mean(speed.upper_quanta, caps)
     if MOVING_MEAN in names:
         statistics[MOVING_MEAN] = MovingMean(speed.upper_quanta, MOVING_QUANTA)
@@ -38,7 +41,7 @@ def cell_statistics(names: Sequence[str], speed: SpeedTerms, caps: IntArray | No
     return statistics
 
 
-def planned_statistics(plan: Plan) -> PlannedStatistics:
+def planned_statistics(plan: Plan) -> CellStatistics:
     """The statistics of a plan."""
     speed, statistics = plan.terms.speed, cell_statistics(plan.terms.speed.statistics, plan.terms.speed, plan.caps)
     if (response := response_of(plan)) is None or plan.ranges is None:
@@ -47,9 +50,7 @@ def planned_statistics(plan: Plan) -> PlannedStatistics:
     return {**statistics, "mean": ResidualMean(lower, upper, speed.upper_quanta, response.gain)}
 
 
-def scales_by_statistic(
-    flat: LaplaceScales, statistics: CellStatistics | PlannedStatistics, n_cells: int
-) -> dict[str, LaplaceScales]:
+def scales_by_statistic(flat: LaplaceScales, statistics: CellStatistics, n_cells: int) -> dict[str, LaplaceScales]:
     """The plan's ``flat`` scales: (C,) for mean and variance, (C, h) for the h levels of the distribution."""
     scales, start = {}, 0
     for name, statistic in statistics.items():

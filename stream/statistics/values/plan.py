@@ -2,7 +2,10 @@
 
 It depends only on public counts, the terms and the ledger.
 
-The plan under relation "values" with zCDP: discrete Gaussian noise, each user's allowance shared by exact loss.
+Noise scales and charges for given retained samples follow from one of two strategies. *Allocated*: a convex program
+(:mod:`dpcore.allocation`) shares every user's allowance over all cells and statistics. *Single-cell*: a mechanism of
+:mod:`dpcore.single_cell` releases each mean at one ε per cell; the other statistics are allocated what its charges
+left. With zCDP noise is discrete Gaussian, and each user's allowance is shared by exact loss.
 
 To be proved: the charges of a window are never below any user's loss in ρ, and depend only on public counts, earlier
 releases, the terms and that user's own ledger. Proof: scales and charges are those of
@@ -13,20 +16,20 @@ in ``tests/audit/test_values_zcdp_audit.py``.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.allocation import Sensitivities, stack
+from dpcore.allocation import Allocation, Sensitivities, allocate, stack, uniform_allocation
 from dpcore.arrays import FloatArray, IntArray
 from dpcore.cdf import ONE_SIDED
 from dpcore.contributions import Counts
 from dpcore.errors import BudgetError
 from dpcore.gaussian import gaussian_half_width
 from dpcore.gaussian_allocation import allocate_gaussian, exact_rho_charges
-from dpcore.mean import sum_caps
-from dpcore.residual import ResidualMean
+from dpcore.mean import clipping_bias, sum_caps
 from dpcore.resolution import regroup
 from dpcore.scales import LaplaceScales
 from dpcore.suppression import STATISTICS, sweep_chop_user
@@ -35,14 +38,124 @@ from stream.statistics.merging import merge_hexagons, widths
 from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
 from stream.statistics.residual_clipping import Ranges, ranges_of
 from stream.statistics.smoothing_state import Memory
+from stream.statistics.values.cell_means import cell_epsilon, cell_mechanism, plan_cell_means
 from stream.statistics.values.cell_statistics import (
-    CellStatistic,
+    CellStatistics,
     cell_statistics,
     planned_statistics,
     scales_by_statistic,
 )
-from stream.statistics.values.decisions import PublicWindow, decide, solve
 from stream.terms import QUANTUM, SpeedTerms, Terms
+
+
+@dataclass(frozen=True)
+class PublicWindow:
+    """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``caps``: most that one user
+    adds to Σx of each cell, (C,). ``allowances``: µε that each user may lose by speed in this window, (L,).
+    """
+
+    counts: Counts
+    admitted: IntArray
+    speed: SpeedTerms
+    caps: IntArray | None
+    allowances: IntArray
+    ranges: Ranges | None = None
+
+    @property
+    def allowance(self) -> int:
+        """The one allowance of all users, where grants do not roll; 0 without users."""
+        return int(self.allowances.max(initial=0))
+
+    def statistics(self, names: Sequence[str]) -> CellStatistics:
+        """The statistics behind the released ``names``."""
+        return cell_statistics(names, self.speed, self.caps, self.ranges)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One candidate plan: retained samples (P,), flat scales, charges (L,), and its predicted error in full ranges."""
+
+    retained: IntArray
+    scales: LaplaceScales
+    charges: IntArray
+    mean_epsilon_micro: int
+    error: float
+
+
+def decide(window: PublicWindow, retained: IntArray) -> Decision:
+    """Scales and charges for ``retained`` samples (P,), by the strategy of the terms."""
+    if window.speed.mean_mechanism != "allocated" and "mean" in window.speed.statistics:
+        return decide_single_cell(window, retained)
+    statistics = window.statistics(window.speed.statistics)
+    scales, charges = allocated(window, retained, window.allowances, statistics)
+    return Decision(retained, scales, charges, 0, predicted_error(window, retained, scales, statistics))
+
+
+def decide_single_cell(window: PublicWindow, retained: IntArray) -> Decision:
+    """Means by the terms' single-cell mechanism at one ε per cell, the other statistics allocated what is left."""
+    counts, speed, allowances = window.counts, window.speed, window.allowances
+    epsilon = cell_epsilon(counts, retained, window.allowance // len(window.statistics(window.speed.statistics)))
+    charges, of_means = plan_cell_means(cell_mechanism(speed), counts, retained, epsilon)
+    total, kept = counts.by_cell(window.admitted), counts.by_cell(retained)
+    error = float((total * np.minimum(of_means / speed.upper_quanta + clipping_bias(total, kept), 1.0)).sum())
+    scales = LaplaceScales(np.zeros(counts.n_cells, np.int64), np.ones(counts.n_cells, np.int64))
+    others = window.statistics([name for name in window.speed.statistics if name != "mean"])
+    if others:
+        rest, more = allocated(window, retained, allowances - charges, others)
+        error += predicted_error(window, retained, rest, others)
+        charges = charges + more
+        scales = LaplaceScales(
+            np.append(scales.numerator, rest.numerator), np.append(scales.denominator, rest.denominator)
+        )
+    if np.any(charges > allowances):
+        raise BudgetError("the charges of the single-cell means exceed a window's grant; nothing may be released")
+    return Decision(retained, scales, charges, epsilon, error)
+
+
+def program_of(counts: Counts, retained: IntArray, statistics: CellStatistics) -> Sensitivities:
+    """Rows of every statistic of every cell, statistic-major, in the order in which scales are drawn."""
+    return stack([statistic.rows(counts, retained) for statistic in statistics.values()])
+
+
+def solve(
+    counts: Counts, retained: IntArray, allowances: IntArray, statistics: CellStatistics, speed: SpeedTerms
+) -> Allocation:
+    """The program of ``statistics``, solved as the terms say."""
+    solver = allocate if speed.allocation == "exact-loss" else uniform_allocation
+    return solver(program_of(counts, retained, statistics), allowances)
+
+
+def allocated(
+    window: PublicWindow, retained: IntArray, allowances: IntArray, statistics: CellStatistics
+) -> tuple[LaplaceScales, IntArray]:
+    """(Flat scales, µε of each user (L,)): the charges are those of the statistics themselves, not of the solver.
+
+    Raises :class:`BudgetError` where a charge exceeds its allowance: then nothing may be released with these scales.
+    """
+    counts = window.counts
+    solution = solve(counts, retained, allowances, statistics, window.speed)
+    flat = LaplaceScales(solution.numerator, solution.denominator)
+    scales = scales_by_statistic(flat, statistics, counts.n_cells)
+    charges = np.zeros(counts.n_users, dtype=np.int64)
+    for name, statistic in statistics.items():
+        charges += statistic.charges(counts, retained, scales[name])
+    if np.any(charges > allowances):
+        raise BudgetError("the charges of the allocated scales exceed an allowance; nothing may be released with them")
+    return flat, charges
+
+
+def predicted_error(window: PublicWindow, retained: IntArray, flat: LaplaceScales, statistics: CellStatistics) -> float:
+    """Σ over cells and statistics of events × (noise scale + clipping bias) in full ranges, at most 1 each."""
+    counts = window.counts
+    total, kept = counts.by_cell(window.admitted), counts.by_cell(retained)
+    error, scales = 0.0, scales_by_statistic(flat, statistics, counts.n_cells)
+    for name, statistic in statistics.items():
+        scale = scales[name].values
+        if scale.ndim > 1:
+            scale = scale.sum(axis=1)
+        off = scale / statistic.full_ranges(counts, retained) + statistic.clipping_bias(total, kept)
+        error += float((total * np.where(kept > 0, np.minimum(off, 1.0), 1.0)).sum())
+    return error
 
 
 def plan_gaussian(
@@ -68,7 +181,8 @@ def plan_gaussian(
     if terms.speed.clips:
         noise = _mean_noise(kept, granted, terms.speed)
         ranges = ranges_of(counts, noise, due, memory)
-    program = _program(kept, terms.speed, ranges)
+    statistics = cell_statistics(terms.speed.statistics, terms.speed, None, ranges)
+    program = program_of(kept, kept.samples, statistics)
     allocation = allocate_gaussian(program, np.maximum(granted, _NOBODY))
     charges = exact_rho_charges(program, allocation.numerator, allocation.denominator)
     if np.any(charges > granted):
@@ -105,17 +219,9 @@ def _admitted(counts: Counts, granted: IntArray, speed: SpeedTerms) -> Counts:
     return replace(counts, samples=_enough_users(counts, samples, speed.min_users))
 
 
-def _program(kept: Counts, speed: SpeedTerms, ranges: Ranges | None = None) -> Sensitivities:
-    """Rows of every statistic of every cell, statistic-major, in the order in which scales are drawn."""
-    statistics: dict[str, CellStatistic | ResidualMean] = {**cell_statistics(speed.statistics, speed, None)}
-    if ranges is not None:
-        statistics["mean"] = ResidualMean(ranges.lower, ranges.upper, speed.upper_quanta, ranges.gain)
-    return stack([statistic.rows(kept, kept.samples) for statistic in statistics.values()])
-
-
 def _mean_noise(kept: Counts, granted: IntArray, speed: SpeedTerms) -> FloatArray:
     """Standard deviation of each cell's noise of the mean without clipping, in quanta; infinite if not released."""
-    program = _program(kept, speed)
+    program = program_of(kept, kept.samples, cell_statistics(speed.statistics, speed, None))
     allocation = allocate_gaussian(program, np.maximum(granted, _NOBODY))
     sigma, samples = allocation.scales[: kept.n_cells], kept.by_cell(kept.samples)  # the mean comes first
     return np.where(samples > 0, sigma / np.maximum(samples, 1), np.inf)

@@ -297,21 +297,6 @@ def test_no_points_is_a_histogram_of_noise_like_any_other(points):
     assert fitted(points, 10**9).answers(whole)[0] == pytest.approx(0, abs=3)
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [0, 2, 1, 3], [3, 0, 2, 1]])
-def test_a_region_is_the_hull_of_its_corners_whatever_their_order(order):
-    """A self-crossing outline is the hull of its corners."""
-    corners = np.array([(1.2, 1.2), (1.2, 2.8), (2.8, 2.8), (2.8, 1.2)])
-    footprint = Footprints.of(Regions.of_polygons([corners[order]]), Domain.unit_cells(5, 5), 3.0).total()
-    assert footprint[2:6, 2:6].sum() == 9
-    assert footprint.sum() == 9
-
-
-def test_a_region_that_is_not_convex_is_its_hull():
-    arrow, hull = [(0.2, 0.2), (1.5, 1.4), (0.2, 2.8), (2.8, 1.5)], [(0.2, 0.2), (0.2, 2.8), (2.8, 1.5)]
-    of = [Footprints.of(Regions.of_polygons([p]), Domain.unit_cells(4, 4), 3.0).total() for p in (arrow, hull)]
-    assert np.array_equal(*of)
-
-
 def test_a_diameter_below_a_cell_still_meets_the_nine_components_of_a_vertex():
     domain = Domain.unit_cells(4, 4)
     assert Footprints.sensitivity(domain, 0.01) == 9

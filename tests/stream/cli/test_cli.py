@@ -288,12 +288,3 @@ def test_an_area_that_is_none_of_this_feed_is_refused_before_anything_starts(des
     code, said = run(*command.split(), "--config", RIDERS, *span)
     assert code == 2
     assert "participation.geojson" in said
-
-
-@pytest.mark.parametrize("command", ["doctor", "doctor --json", "ledger show"])
-def test_a_password_of_redis_is_not_shown(desk, monkeypatch, command):
-    monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://worker:geheim@127.0.0.1:9/0")
-    code, said = run(*command.split(), "--config", BUS)
-    assert code == 3
-    assert "redis://***@127.0.0.1:9/0" in said
-    assert "geheim" not in said

@@ -22,8 +22,8 @@ from stream.cli import app
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.config.section import BoundingBox
 from stream.diagnosis.measures import measure
-from stream.diagnosis.observations import InspectionError, Observations
 from stream.diagnosis.observing import observe_file
+from stream.diagnosis.reading import InspectionError, Observations
 from stream.sources.lines import StandardInput
 from tests.stream.sources.agency import START, Agency, answer
 from tests.support.inspecting import CONFIG, inspected, problems

@@ -186,7 +186,7 @@ def day() -> np.ndarray:
 
 
 def test_the_chosen_budget_is_the_least_that_reaches_the_want_and_other_noise_confirms_it(tmp_path):
-    search = DropSearch(configuration(tmp_path), day(), WANT, 400.0, 1, 1)
+    search = DropSearch(configuration(tmp_path), day(), WANT, 400.0, 1)
     tuning = search.run([5], [timedelta(minutes=15)])
     chosen = tuning.chosen
     assert chosen is not None
@@ -198,19 +198,19 @@ def test_the_chosen_budget_is_the_least_that_reaches_the_want_and_other_noise_co
 
 
 def test_a_slot_whose_map_comes_too_late_is_not_tried(tmp_path):
-    search = DropSearch(configuration(tmp_path), day(), WANT, 12.0, 1, 1)
+    search = DropSearch(configuration(tmp_path), day(), WANT, 12.0, 1)
     tuning = search.run([5], [timedelta(minutes=15), timedelta(minutes=30)])
     late = (5, timedelta(minutes=30)), ""
     assert list(tuning.skipped) == [late]
     assert "0:35:00" in tuning.skipped[late], "the slot, and five minutes for late events"
-    search = DropSearch(configuration(tmp_path), day(), WANT, 12.0, 1, 1)
+    search = DropSearch(configuration(tmp_path), day(), WANT, 12.0, 1)
     with pytest.raises(ConfigError, match="on the screen after"):
         search.run([5], [timedelta(hours=1)])
 
 
 def test_each_relation_tries_what_it_allows(tmp_path):
     for relation, residual in (("values", True), ("participation", False)):
-        search = DropSearch(configuration(tmp_path, relation), day(), WANT, 12.0, 1, 1)
+        search = DropSearch(configuration(tmp_path, relation), day(), WANT, 12.0, 1)
         names = [way.name for way in search.ways()]
         assert ("zCDP, rolling" in names, "pure ε" in names) == (residual, residual)
         assert len(names) == len(set(names)) >= 2
@@ -376,7 +376,7 @@ def test_histograms_are_judged_on_request_and_said_to_be_not_private(tmp_path):
     assert (refused.exit_code, "no section [histogram]" in refused.stderr) == (2, True)
     added = '\n[histogram]\nmechanisms = ["sparse"]\nepsilon = 1.0\nrows = 16\ncolumns = 16\n'
     file.write_text(text.replace("budget = 48.0", "budget = 96.0") + added, encoding="utf-8")
-    one = [*asked, "--window", "2017-03-21T13:00:00Z", "--sweep", "epsilon=1,2"]
+    one = [*asked, "--sweep", "epsilon=1,2"]
     report = json.loads(CliRunner().invoke(app, [*one, "--json"]).stdout)
     assert report["private"] is False
     assert [(s["mechanism"], s["ranges"], s["epsilon"]) for s in report["histograms"]] == [

@@ -19,7 +19,7 @@ from stream.cli import app
 from stream.cli.tune_report import print_tuning
 from stream.config import Config, load_config
 from stream.diagnosis.reading import read_recording
-from stream.evaluation.leading import Leading, Spending, TrialOutcome, Want, released, simulate, with_terms
+from stream.evaluation.leading import Leading, Spending, TrialOutcome, Want, simulate, with_terms
 from stream.evaluation.tuning import EPSILONS, Recording, Search, Setting, Trial, Tuning, alternatives, terms_of
 from stream.statistics.participation.draw import participation_of
 from stream.statistics.plan import Due, Plan
@@ -27,7 +27,6 @@ from stream.storage.row_store import ROW
 from stream.terms import Terms
 from stream.windows import Slotting
 from tests.support import hourly
-from tests.support.builders import SLOT, random_rows, riders_config
 
 CONFIGS = {"values": str(hourly.BUS), "participation": str(hourly.RIDERS)}
 GRIDS = {"values": "5", "participation": "5,6"}
@@ -135,19 +134,6 @@ def test_a_want_out_of_reach_says_what_came_nearest_and_what_is_needed(city):
         (("--slots", "7h"), "7:00:00"),
         (("--slots", "soon"), "'soon' is not a duration"),
     ],
-    ids=[
-        "no sign",
-        "too wide",
-        "too many events",
-        "nothing",
-        "resolution",
-        "zeros",
-        "budget",
-        "suffix",
-        "folder",
-        "slot",
-        "duration",
-    ],
 )
 def test_a_wrong_argument_is_named_with_an_example(city, arguments, named):
     done = tune(city, "values", *arguments)
@@ -170,35 +156,13 @@ def test_wants_are_read_in_several_spellings():
 
 def test_shares_are_of_events_and_cells_without_a_release_are_out_of_reach():
     grid = np.full(3, 6, dtype=np.uint64)
-    covers, own = np.array([True, False, False]), np.array([True, True, True])
-    leading = Leading(np.array([10.0, 30.0, 60.0]), np.array([2.0, 4.0, np.inf]), covers, own, grid)
+    covers = np.array([True, False, False])
+    leading = Leading(np.array([10.0, 30.0, 60.0]), np.array([2.0, 4.0, np.inf]), covers, grid)
     assert leading.share_within(3.9) == 0.1
     assert leading.share_within(4.0) == 0.4
     assert leading.reach_of(0.4) == 4.0
     assert leading.reach_of(0.41) == np.inf
     assert leading.covered() == 0.25
-    assert leading.own_covered() == 1.0
-
-
-def test_where_users_count_alike_intervals_are_also_judged_by_the_mean_over_users(tmp_path):
-    """Ten users with one event at 60 km/h each, and one with 90 at 10: 14.9 km/h over samples, 55.5 over users."""
-    config = riders_config(
-        tmp_path,
-        **{
-            "hexagons.resolution": 7,
-            "participation.weight": "share",
-            "speed.statistics": ["mean"],
-            "privacy.epsilon": 900,
-            "privacy.budget": 900,
-        },
-    )
-    rows = random_rows(1, 100, users=1, places=1)
-    rows["user"] = np.r_[np.full(90, 99), np.arange(10)]
-    rows["value"] = np.r_[np.full(90, 1000), np.full(10, 6000)]
-    leading, _ = released(config, {SLOT: rows}, 20, 1)
-    assert leading.reach.max() < 5
-    assert leading.covered() == 0.0
-    assert leading.own_covered() >= 0.8
 
 
 def test_a_recorded_part_of_a_day_is_priced_as_a_whole_one(city):
@@ -232,7 +196,7 @@ def searched(monkeypatch: pytest.MonkeyPatch, width: Width, most: float) -> Sear
 
     monkeypatch.setattr("stream.evaluation.tuning.simulate", simulated)
     config = load_config(hourly.BUS, **{"speed.mean_mechanism": "baseline", "speed.allocation": "uniform"} | PLAIN)
-    return Search(config, np.zeros(1, ROW), WANT, most, draws=1, seed=1)
+    return Search(config, np.zeros(1, ROW), WANT, most, draws=1)
 
 
 PLAIN = {"speed.clipping": "none", "speed.sum_cap": 0.0, "speed.statistics": ["mean"]}
@@ -334,7 +298,7 @@ def test_resolution_0_cannot_be_merged_and_is_skipped_with_the_reason(monkeypatc
     config = load_config(hourly.BUS, **{"hexagons.merge_until": 8.0})
     searched(monkeypatch, lambda config, confirming: 10.0, most=4.0)
     with pytest.raises(ValueError, match="none above resolution 0"):
-        Search(config, np.zeros(1, ROW), WANT, 4.0, draws=1, seed=1).run([0], [HOUR])
+        Search(config, np.zeros(1, ROW), WANT, 4.0, draws=1).run([0], [HOUR])
 
 
 def test_each_recorded_part_of_a_day_is_priced_by_its_own_slots():

@@ -320,13 +320,6 @@ def test_a_file_of_arrays_is_its_events_each_keyed_by_its_vehicle(name, tmp_path
     assert len(observe_file(path, 100)) == 9
 
 
-@pytest.mark.parametrize("first", [b"[", b"{", b"[1,", b'[{"user": "a"', b"[]]["])
-def test_a_damaged_first_line_costs_no_other(first, tmp_path):
-    path = tmp_path / "day.json"
-    path.write_bytes(b"\n".join([first, event(), event(), event()]))
-    assert [line for lines in Lines(path) for line in lines] == [first, event(), event(), event()]
-
-
 @pytest.mark.parametrize("damaged", [0, 5], ids=["first line", "sixth line"])
 def test_a_damaged_line_of_a_fleet_costs_no_other(damaged, tmp_path):
     """Each line is the array of a fleet of 3 500 and longer than what is read at a time."""

@@ -2,7 +2,6 @@
 read by declared paths, in their normalised, concise and simplified forms."""
 
 import json
-import struct
 from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
 from typing import Any
@@ -59,15 +58,6 @@ def row_of(message, decoder=CANONICAL, now_us=NOW_US):
     batch = decoder.decode([message], now_us)
     assert not len(batch.refused), REASONS[batch.reason[0]]
     return batch.rows[0]
-
-
-def test_a_row_is_36_packed_little_endian_bytes():
-    row = row_of(fix())
-    cell, user, time, lat, lng, value = struct.unpack("<QQqiii", row.tobytes())
-    assert ROW.itemsize == 36
-    assert h3.int_to_str(cell) == h3.latlng_to_cell(FIX["lat"], FIX["lng"], 7)
-    assert (time, lat, lng, value) == (1490097571_000_000, 301982600, -977767900, 2000)
-    assert user == row["user"] == row_of(fix(speed=3, lat=30.2))["user"] != row_of(fix(user="2620"))["user"]
 
 
 @pytest.mark.parametrize(

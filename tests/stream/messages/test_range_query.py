@@ -300,14 +300,6 @@ def test_a_forged_line_is_refused_by_its_number_and_never_ends_in_a_traceback(tm
     assert (result.exit_code, "line 1" in result.stderr) == (2, True)
 
 
-def test_a_damaged_gzip_is_refused(tmp_path):
-    damaged = tmp_path / "damaged.ndjson.gz"
-    damaged.write_bytes(b"\x1f\x8b\x08\x00\xc3\xcd\xec\xde\xcc4\xb7")
-    result = query(damaged, "--bbox", BOX)
-    assert isinstance(result.exception, SystemExit)
-    assert (result.exit_code, "cannot read" in result.stderr) == (2, True)
-
-
 @pytest.mark.parametrize("forged", ["1e308", "-1", "1e-320", "9" * 400])
 def test_noise_that_nobody_can_have_drawn_gives_no_answer(tmp_path, forged):
     (body, *_) = bodies_of(released(with_histograms("values", tmp_path, ["ug"]), located_rows(1, 100)))

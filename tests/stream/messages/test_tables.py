@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.local import REPO_ROOT
+from stream.messages.cells import Cell
 from stream.messages.lines import line_of
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, WINDOW, Message, digest, schema, window_message
 from stream.messages.shapes import Place, centre_of, geometry_of, places_of
@@ -233,8 +234,8 @@ def messages_of(released: dict[str, list[str]], body: dict[str, Any], hour: int 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_shapes_of_a_window_overlap_nowhere_and_leave_no_gap(seed):
     released = merged_cells(seed)
-    values = [json.dumps({"cell": cell, "excludes": apart}).encode() for cell, apart in released.items()]
-    shapes = [shapely.geometry.shape(geometry_of(place)) for place in places_of(values)]
+    cells = [Cell(cell, "published", 1, excludes=tuple(apart)) for cell, apart in released.items()]
+    shapes = [shapely.geometry.shape(geometry_of(place)) for place in places_of(cells)]
     assert all(shape.is_valid for shape in shapes)
     whole = shapely.union_all(shapes, grid_size=1e-9)
     assert sum(shape.area for shape in shapes) == pytest.approx(whole.area, rel=1e-6)

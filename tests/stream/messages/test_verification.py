@@ -55,7 +55,7 @@ class Released:
     def protocol(self, config: Config | None = None, **hooks: Any) -> ReleaseProtocol:
         chosen = config or self.config
         rows = MemoryRows(split_by_slot(ROWS, chosen))
-        return ReleaseProtocol.connect(
+        return ReleaseProtocol(
             statistics_of(chosen),
             self.redis,
             rows,

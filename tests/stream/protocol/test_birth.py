@@ -315,9 +315,7 @@ async def released(redis: Redis, config: Config) -> list[str]:
     await ledger.start_generation(birth=0)
     rows = np.concatenate([random_rows(1, 60, users=6, slot=START + day * HORIZON_DAY) for day in range(DAYS)])
     by_slot = split_by_slot(rows, config)
-    protocol = ReleaseProtocol.connect(
-        statistics_of(config), redis, MemoryRows(by_slot), ledger, LinePublisher(out), Noise()
-    )
+    protocol = ReleaseProtocol(statistics_of(config), redis, MemoryRows(by_slot), ledger, LinePublisher(out), Noise())
     for slot in sorted(by_slot):
         await protocol.close(slot)
     return out.getvalue().splitlines()

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from stream.config import Config
-from stream.protocol.planning import NOBODY
+from stream.protocol.release_protocol import NOBODY
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, TermsError
 from stream.storage.shared_ledger import SharedLedger

@@ -26,8 +26,7 @@ from stream.statistics.window_release import WindowStatistics
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, OutOfTurnError
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import ReadThrough, RowStore
-from stream.storage.sealed_rows import NotSealedError
+from stream.storage.row_store import NotSealedError, ReadThrough, RowStore
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, riders_config
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.hourly import BUS
@@ -97,15 +96,6 @@ async def test_the_worker_counts_each_kind_of_failure(tmp_path, failure, counter
         assert getattr(worker.metrics, counter)._value.get() == 1
     finally:
         await worker.redis.aclose()
-
-
-async def test_a_ledger_that_no_window_can_be_charged_to_stops_the_round(kafka, redis, redis_url, tmp_path, topic_name):
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
-    await create_topics(config)
-    await fill(redis, config, 2)
-    await redis.set(FeedKeys(topic_name).policy, "another")
-    (report,) = await close_windows(config, [SLOT, SLOT + HOUR])
-    assert (report.failure, report.blocks) == ("ledger", True)
 
 
 async def test_what_nobody_foresaw_blocks_the_windows_behind_it_and_the_operator_is_told(

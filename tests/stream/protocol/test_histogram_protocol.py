@@ -72,7 +72,7 @@ async def release(redis: Redis, config: Config, batches: list[tuple[str, int, np
         await state.append(partition, first, first + n, rows, np.arange(first, first + n), np.full(n, SLOT))
     publisher = Collected()
     recorded = Noise(np.random.default_rng(5).bytes)
-    await ReleaseProtocol.connect(statistics_of(config), redis, state, ledger, publisher, recorded).close(SLOT)
+    await ReleaseProtocol(statistics_of(config), redis, state, ledger, publisher, recorded).close(SLOT)
     return publisher.messages
 
 
@@ -152,7 +152,7 @@ async def test_a_user_who_cannot_pay_for_the_histograms_is_in_none_of_them_and_p
     for user in poor.tolist():
         await redis.hset(FeedKeys("riders").ledger(period), str(user), almost)
     publisher = Collected()
-    await ReleaseProtocol.connect(
+    await ReleaseProtocol(
         statistics_of(config), redis, RowStore(redis, "riders"), Ledger(redis, "riders"), publisher, Silence()
     ).close(SLOT)
     spent = await Ledger(redis, "riders").spent(period, users, besides=0)

@@ -28,8 +28,7 @@ from stream.protocol.release_protocol import STEPS, ReleaseProtocol
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, SetBackError
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import AppendTimes, Behind, ReadThrough, RowStore
-from stream.storage.sealed_rows import NotSealedError
+from stream.storage.row_store import AppendTimes, Behind, NotSealedError, ReadThrough, RowStore
 from stream.windows import Window
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, in_order, random_rows
 from tests.support.city import HOUR, City
@@ -294,7 +293,7 @@ class Shard:
 def protocol(redis: Redis, config: Config, publisher: Collected) -> ReleaseProtocol:
     rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
     due = RowsOfCluster(DueWindows(config, rows, store, ledger))
-    return ReleaseProtocol.connect(statistics_of(config), redis, due, ledger, publisher, Noise())
+    return ReleaseProtocol(statistics_of(config), redis, due, ledger, publisher, Noise())
 
 
 async def fill(redis: Redis, config: Config) -> tuple[RowStore, Shard]:

@@ -1,7 +1,6 @@
 """The terms on which a ledger period was first charged hold until its end, even if the configuration changes. The loop
 of plan and charge: a plan that meets an exhausted budget is replaced, at most a few times."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, Message
 from stream.offline import MemoryRows
 from stream.protocol.parts import statistics_of
-from stream.protocol.planning import NOBODY, Planning
-from stream.protocol.release_protocol import PLAN_ATTEMPTS, ReleaseProtocol
+from stream.protocol.release_protocol import NOBODY, PLAN_ATTEMPTS, Planning, ReleaseProtocol
 from stream.statistics.plan import Plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, TermsError
@@ -39,7 +37,7 @@ async def release(
     ledger, out = Ledger(redis, config.feed.name), Collected()
     await ledger.start_generation(birth=0)
     stored = MemoryRows({slot: random_rows(slot, 200, slot=slot) if rows is None else rows})
-    await ReleaseProtocol.connect(statistics_of(config), redis, stored, ledger, out, Noise(), **hooks).close(slot)
+    await ReleaseProtocol(statistics_of(config), redis, stored, ledger, out, Noise(), **hooks).close(slot)
     return out.messages
 
 
@@ -176,13 +174,13 @@ async def test_a_window_whose_users_are_spent_elsewhere_again_and_again_is_left_
     await store(redis, config, random_rows(6, 120))
     publisher = Collected()
     protocol = protocol_of(redis, config, publisher, after_step=steps.append)
-    refusing = Refusing(protocol.statistics, protocol.store, protocol.ledger)
+    object.__setattr__(protocol, "planning", Refusing(protocol.statistics, protocol.store, protocol.ledger))
     with pytest.raises(LedgerError, match=f"during {PLAN_ATTEMPTS} plans"):
-        await dataclasses.replace(protocol, planning=refusing).close(SLOT)
+        await protocol.close(SLOT)
     assert steps == ["seal", "read", *["plan"] * (PLAN_ATTEMPTS + 1)]
     assert publisher.messages == []
     assert await protocol.ledger.periods() == []
-    await protocol.close(SLOT)
+    await protocol_of(redis, config, publisher).close(SLOT)
     assert publisher.messages
 
 

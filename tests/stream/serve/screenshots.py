@@ -29,8 +29,8 @@ from playwright.async_api import Page
 from stream.config import Config, load_config
 from stream.serve.api import make_app
 from stream.serve.reading.files import FileSource
-from stream.sources.invented_city import crossing
-from stream.sources.invented_city import streets as invented
+from stream.sources.live_city import crossing
+from stream.sources.live_city import streets as invented
 from stream.sources.network import Network, site_in
 from stream.sources.simulate import Simulation, simulated_fleet
 from tests.stream.serve.browser import LAPTOP, PHONE, chromium, opened, place_of

@@ -64,21 +64,29 @@ def origin_of(client: TestClient) -> str:
 
 
 @asynccontextmanager
-async def serving_file(config: Config, releases: Path) -> AsyncIterator[TestClient]:
+async def serving_file(config: Config, releases: Path, basemap: Path | None = None) -> AsyncIterator[TestClient]:
     """The service over a file or folder of releases, caught up."""
-    async with TestClient(TestServer(make_app(config, source=FileSource(releases)))) as client:
+    async with TestClient(TestServer(make_app(config, basemap, FileSource(releases)))) as client:
         await ready(client)
         yield client
 
 
 @asynccontextmanager
-async def serving(
-    config: Config, messages: Iterable[Message] = (), basemap: Path | None = None
-) -> AsyncIterator[TestClient]:
+async def served(config: Config, messages: Iterable[Message], basemap: Path | None = None) -> AsyncIterator[TestClient]:
+    """The service over a file with these messages, so that no other test's feeds are in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        releases = Path(folder) / "releases.ndjson"
+        releases.write_text("".join(map(line_of, messages)), encoding="utf-8")
+        async with serving_file(config, releases, basemap) as client:
+            yield client
+
+
+@asynccontextmanager
+async def serving(config: Config, messages: Iterable[Message] = ()) -> AsyncIterator[TestClient]:
     """The service, caught up, after ``messages`` were published."""
     await create_topics(config)
     await publish(config.kafka.bootstrap, messages)
-    async with TestClient(TestServer(make_app(config, basemap))) as client:
+    async with TestClient(TestServer(make_app(config))) as client:
         await ready(client)
         yield client
 
@@ -98,6 +106,24 @@ CUT = """() => [...document.querySelectorAll('header *, footer *')]
     (clientWidth && scrollWidth > clientWidth) || (clientHeight && scrollHeight > clientHeight + 1))
   .map((element) => `${element.id || element.outerHTML.slice(0, 80)} ${element.scrollWidth}/${element.clientWidth} ${element.scrollHeight}/${element.clientHeight}`)"""  # noqa: E501
 """Elements of header and footer that cut what is in them, with an ellipsis or without."""
+
+
+async def fits_every_screen(page: Page) -> None:
+    """Nothing of header, footer and cards reaches out of a phone, a laptop or a wall, or is cut there.
+
+    The map is hidden meanwhile: where no graphics processor is, the pixels of a wall cost seconds.
+    """
+    size = page.viewport_size
+    assert size is not None
+    await page.evaluate("document.getElementById('map').hidden = true")
+    for width, height in ((390, 844), (1280, 800), (1920, 1080), (3840, 2160)):
+        await page.set_viewport_size({"width": width, "height": height})
+        for reaching in (OUTSIDE, CUT):
+            assert await page.evaluate(reaching) == [], width
+    await page.set_viewport_size(size)
+    await page.evaluate("document.getElementById('map').hidden = false")
+
+
 CARDS = """() => ['controls', 'details'].map((id) => document.getElementById(id))
   .filter((card) => card.checkVisibility())
   .map((card) => card.getBoundingClientRect())
@@ -121,12 +147,6 @@ async def in_sight(page: Page, pixels: Iterable[tuple[float, float]]) -> list[bo
 async def page_of(
     browser: Browser, config: Config, messages: list[Message], place: str = "", **options: Any
 ) -> AsyncIterator[tuple[Page, TestClient]]:
-    """The dashboard over a file with these messages, so that no other test's feeds are in it."""
-    with tempfile.TemporaryDirectory() as folder:
-        releases = Path(folder) / "releases.ndjson"
-        releases.write_text("".join(map(line_of, messages)), encoding="utf-8")
-        async with (
-            serving_file(config, releases) as client,
-            opened(browser, origin_of(client), place, **options) as page,
-        ):
-            yield page, client
+    """The dashboard over these messages."""
+    async with served(config, messages) as client, opened(browser, origin_of(client), place, **options) as page:
+        yield page, client

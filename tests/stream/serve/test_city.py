@@ -37,7 +37,7 @@ from tests.stream.serve.browser import (
 )
 from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodies, city_config, window
 from tests.stream.serve.made_places import ARABIC, HOSTILE, STOP, STOP_NORTH, WEST_SIDE, city_files
-from tests.stream.serve.serving import in_sight, origin_of, serving
+from tests.stream.serve.serving import in_sight, origin_of, page_of, served
 from tests.support.nightly import nightly
 
 PAGE = REPO_ROOT / "docs" / "dashboard.md"
@@ -96,14 +96,13 @@ CENTRE = h3.cell_to_latlng(BUSY)
 
 
 @pytest.fixture
-def config(kafka: str, tmp_path: Path, topic_name: str) -> Config:
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka} | city_files(tmp_path)
-    return city_config(tmp_path, **overrides)
+def config(tmp_path: Path) -> Config:
+    return city_config(tmp_path, **city_files(tmp_path))
 
 
 async def test_places_routes_stops_and_areas_are_answered_with_entity_tags(config):
     messages = window(config, 0)
-    async with serving(config, messages) as client:
+    async with served(config, messages) as client:
         settings = await (await client.get("/dashboard/settings")).json()
         assert [settings[name] for name in ("places", "lines", "network", "areas")] == [True] * 4
         answers: dict[str, Any] = {}
@@ -129,7 +128,7 @@ async def test_places_routes_stops_and_areas_are_answered_with_entity_tags(confi
 async def test_an_area_gives_the_released_statistics_of_its_cells_together(config):
     messages = window(config, 0)
     released = bodies(messages)
-    async with serving(config, messages) as client:
+    async with served(config, messages) as client:
         answer = await client.get(f"/api/v1/areas/{quote(WEST_SIDE, safe='')}")
         assert answer.status == 200
         inside = await answer.json()
@@ -155,9 +154,8 @@ async def test_an_area_gives_the_released_statistics_of_its_cells_together(confi
             assert (problem.status, problem.content_type) == (404, "application/problem+json"), path
 
 
-async def test_without_files_the_lists_are_empty_and_the_page_offers_nothing(kafka, tmp_path, topic_name):
-    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
-    async with serving(config) as client:
+async def test_without_files_the_lists_are_empty_and_the_page_offers_nothing(tmp_path):
+    async with served(city_config(tmp_path), []) as client:
         assert await (await client.get("/api/v1/places")).json() == {"resolution": None, "cells": []}
         assert await (await client.get("/api/v1/areas")).json() == {"areas": []}
         settings = await (await client.get("/dashboard/settings")).json()
@@ -170,7 +168,7 @@ async def test_without_files_the_lists_are_empty_and_the_page_offers_nothing(kaf
 )
 async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(browser, config, size, colours):
     options: dict[str, Any] = {"size": size, "color_scheme": colours}
-    async with serving(config, window(config, 0)) as client, opened(browser, origin_of(client), **options) as page:
+    async with page_of(browser, config, window(config, 0), **options) as (page, _):
         if size == DESKTOP:
             await page.mouse.move(*await place_of(page, BUSY))
             await expect(page.locator("#tooltip .name")).to_have_text(HOSTILE)
@@ -203,9 +201,15 @@ async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(bro
 
 
 @needs_chromium
-async def test_a_place_stop_route_area_and_index_are_found_by_keyboard_and_stay_in_the_address(browser, config):
-    async with serving(config, window(config, 0)) as client, opened(browser, origin_of(client)) as page:
-        await page.locator("#map canvas").focus()
+async def test_a_place_stop_route_area_and_index_are_found_by_keyboard_and_stay_in_the_address_and_on_the_map(
+    browser, config
+):
+    place = f"?area={quote(WEST_SIDE, safe='')}#hexagons=on"
+    async with page_of(browser, config, window(config, 0), place) as (page, _):
+        await expect(page.locator("#details h2")).to_have_text(WEST_SIDE)
+        await page.locator("#details-close").click()
+        await expect(page.locator("#details")).to_be_hidden()
+        assert "area" not in page.url
         await find(page, "/", "شارع")
         await expect(page.locator("#details code")).to_have_text(STEADY)
         await find(page, "/", "congress 7th")
@@ -229,11 +233,7 @@ async def test_a_place_stop_route_area_and_index_are_found_by_keyboard_and_stay_
         await expect(page.locator("#search-body")).to_contain_text("Nothing of that name")
         await page.keyboard.press("Escape")
         await expect(page.locator("#search-input")).to_be_hidden()
-        await page.goto(f"{origin_of(client)}/?area={quote(WEST_SIDE, safe='')}")
-        await expect(page.locator("#details h2")).to_have_text(WEST_SIDE)
-        await page.locator("#details-close").click()
-        await expect(page.locator("#details")).to_be_hidden()
-        assert "area" not in page.url
+        await marks_a_stop(page)
 
 
 async def find(page: Page, key: str, query: str) -> None:
@@ -267,10 +267,7 @@ ADDRESSES = {
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(browser, config, size):
     first, *_ = ADDRESSES
-    async with (
-        serving(config, window(config, 0)) as client,
-        opened(browser, origin_of(client), first, size=size) as page,
-    ):
+    async with page_of(browser, config, window(config, 0), first, size=size) as (page, _):
         widths = []
         for place, corners in ADDRESSES.items():
             if place != first:
@@ -286,60 +283,54 @@ async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(browser
         assert min(widths) > size["width"] / 12, "no area is a speck"
 
 
+async def marks_a_stop(page: Page) -> None:
+    """A stop that is searched is marked with its name where it is until something else is chosen."""
+    await find(page, "/", STOP)
+    await expect(page.locator("#details code").first).to_have_text(BUSY)
+    await expect(page.locator("#spot")).to_have_text(f"{STOP} lies in this cell.")
+    await expect(page.locator("#status")).to_have_text(f"{STOP} lies in this cell.")
+    mark = page.get_by_role("img", name=STOP)
+    await expect(mark).to_have_text(STOP)
+    box = await mark.bounding_box()
+    assert box is not None
+    (pixel,) = await pixels_of(page, [(CENTRE[0] + STOP_NORTH, CENTRE[1])])
+    assert (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) == pytest.approx(pixel, abs=2)
+    assert await in_sight(page, [pixel]) == [True]
+    inside = sorted(h3.grid_disk(h3.cell_to_center_child(BUSY, 10), 6))
+    patches = [max(map(min, await pixels(page, cell, 1))) for cell in inside[:: len(inside) // 12]]
+    assert sorted(patches)[len(patches) // 2] < 200, "the hexagon is drawn, not the land"
+    await no_violation(page)
+    await find(page, "/", LONELY)
+    await expect(page.locator("#details code").first).to_have_text(LONELY)
+    await expect(mark).to_have_count(0)
+    await find(page, "/", STOP)
+    await expect(mark).to_have_count(1)
+    await find(page, "/", "route 10")
+    await expect(page.locator("#details h2")).to_have_text("Route 10")
+    await expect(mark).to_have_count(0)
+    await find(page, "/", STOP)
+    await page.locator("#details-close").click()
+    await expect(mark).to_have_count(0)
+
+
+@pytest.mark.nightly
 @needs_chromium
-@pytest.mark.parametrize("size", [DESKTOP, nightly(PHONE)], ids=["desktop", "phone"])
-async def test_a_stop_that_is_searched_is_marked_with_its_name_where_it_is_until_something_else_is_chosen(
-    browser, config, size
-):
-    shown = "#hexagons=on"
-    async with (
-        serving(config, window(config, 0)) as client,
-        opened(browser, origin_of(client), shown, size=size) as page,
-    ):
-        await find(page, "/", STOP)
-        await expect(page.locator("#details code").first).to_have_text(BUSY)
-        await expect(page.locator("#spot")).to_have_text(f"{STOP} lies in this cell.")
-        await expect(page.locator("#status")).to_have_text(f"{STOP} lies in this cell.")
-        mark = page.get_by_role("img", name=STOP)
-        await expect(mark).to_have_text(STOP)
-        box = await mark.bounding_box()
-        assert box is not None
-        (pixel,) = await pixels_of(page, [(CENTRE[0] + STOP_NORTH, CENTRE[1])])
-        assert (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) == pytest.approx(pixel, abs=2)
-        assert await in_sight(page, [pixel]) == [True]
-        inside = sorted(h3.grid_disk(h3.cell_to_center_child(BUSY, 10), 6))
-        patches = [max(map(min, await pixels(page, cell, 1))) for cell in inside[:: len(inside) // 12]]
-        assert sorted(patches)[len(patches) // 2] < 200, "the hexagon is drawn, not the land"
-        await no_violation(page)
-        await find(page, "/", LONELY)
-        await expect(page.locator("#details code").first).to_have_text(LONELY)
-        await expect(mark).to_have_count(0)
-        await find(page, "/", STOP)
-        await expect(mark).to_have_count(1)
-        await find(page, "/", "route 10")
-        await expect(page.locator("#details h2")).to_have_text("Route 10")
-        await expect(mark).to_have_count(0)
-        await find(page, "/", STOP)
-        await page.locator("#details-close").click()
-        await expect(mark).to_have_count(0)
+async def test_a_stop_that_is_searched_on_a_phone_is_marked_where_it_is(browser, config):
+    async with page_of(browser, config, window(config, 0), "#hexagons=on", size=PHONE) as (page, _):
+        await marks_a_stop(page)
 
 
 @needs_chromium
 @pytest.mark.nightly
 async def test_an_address_of_an_area_that_is_unknown_says_so(browser, config):
     place = f"?area={quote('<script>document.title=1</script>')}"
-    async with (
-        serving(config, window(config, 0)) as client,
-        opened(browser, origin_of(client), place, errors=True) as page,
-    ):
+    async with page_of(browser, config, window(config, 0), place, errors=True) as (page, _):
         await expect(page.locator("#details .problem")).to_contain_text("there is no area")
         assert await page.title() == "Hexveil"
 
 
 @needs_chromium
-async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their_cells(
-    browser, kafka, tmp_path, topic_name
-):
+async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their_cells(browser, tmp_path):
     """A road runs through BUSY, a path through UNCERTAIN; a street and a sensor are in STEADY."""
     busy, steady, uncertain = map(h3.cell_to_latlng, (BUSY, STEADY, UNCERTAIN))
     roads = {"primary": busy, "path": uncertain}
@@ -352,17 +343,18 @@ async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their
     features = [{"type": "Feature", "geometry": shape, "properties": {}} for shape in shapes]
     streets = tmp_path / "streets.geojson"
     streets.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "public.streets": str(streets)}
-    config = city_config(tmp_path, **overrides)
+    config = city_config(tmp_path, **{"public.streets": str(streets)})
     async with (
-        serving(config, window(config, 0), check_basemap(tiles)) as client,
+        served(config, window(config, 0), check_basemap(tiles)) as client,
         opened(browser, origin_of(client), f"#at=13/{busy[0]:.4f}/{busy[1]:.4f}", color_scheme="light") as page,
     ):
         far: dict[str, list[int]] = {}
         sensors: dict[str, int] = {}
         for cell, speed in ((BUSY, 22.0), (STEADY, 45.0), (UNCERTAIN, 30.0)):
-            lat, lng = h3.cell_to_latlng(cell)
-            await revisit(page, f"#at=13/{lat:.4f}/{lng:.4f}")
+            await page.locator("#table-button").click()
+            await page.locator("#table-scroll tbody tr").filter(has_text=cell).locator("button").click()
+            await page.locator("#table-close").click()
+            await page.locator("#details-close").click()
             await page.wait_for_timeout(1000)
             picture = await pixels(page, cell, 140)
             column = picture[50::140]  # beside the number
@@ -401,10 +393,7 @@ async def test_streets_carry_the_colour_of_their_cell_with_or_without_hexagons(b
         return coloured
 
     options: dict[str, Any] = {"color_scheme": "light"}
-    async with (
-        serving(config, window(config, 0)) as client,
-        opened(browser, origin_of(client), place, **options) as page,
-    ):
+    async with page_of(browser, config, window(config, 0), place, **options) as (page, _):
         lines, hexagons = (page.get_by_role("checkbox", name=name) for name in ("Streets and routes", "Hexagons"))
         await expect(lines).to_be_checked()
         await expect(hexagons).not_to_be_checked()

@@ -19,12 +19,12 @@ from dpcore.participation import UNIT
 from stream.cli import app
 from stream.config import Config, ConfigError
 from stream.local import REPO_ROOT
+from stream.messages.cells import Cell, Clipping, cells_of
 from stream.serve.city import areas, places
 from stream.serve.city.areas import Corridor, PolygonArea, read_areas
 from stream.serve.city.city import read_streets
-from stream.serve.city.combining import CellNumbers, combined, numbers_of
+from stream.serve.city.combining import combined
 from stream.serve.city.places import Places, check_name, read_places
-from stream.serve.window_store import Clipping
 from stream.statistics.participation.draw import draw_participation, exact_integers
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, zcdp_config
@@ -34,7 +34,7 @@ from tests.support.participating import riders
 from tests.support.releasing import cell_bodies, planned
 
 CELL = h3.latlng_to_cell(30.27, -97.74, 7)
-NONE = Places(None)
+NONE = Places(None, [])
 
 
 def square(south: float, west: float, side: float) -> list[list[list[float]]]:
@@ -226,7 +226,7 @@ def test_a_corridor_holds_merged_cells_that_cover_it_and_smaller_cells_within_it
     assert corridor.geometry()["type"] == "MultiPolygon"
 
 
-def noisy(rng: np.random.Generator, scales: list[float], events: list[int], *, zcdp: bool) -> list[CellNumbers]:
+def noisy(rng: np.random.Generator, scales: list[float], events: list[int], *, zcdp: bool) -> list[Cell]:
     """Cells whose mean without noise is 30 km/h."""
     values = []
     for scale, count in zip(scales, events, strict=True):
@@ -234,9 +234,9 @@ def noisy(rng: np.random.Generator, scales: list[float], events: list[int], *, z
         raw = 30 + noise
         half = (1.96 if zcdp else math.log(20)) * scale
         mean = {"value": raw, "raw": raw, "scale": scale, "interval": [raw - half, raw + half], "unit": "km/h"}
-        body = {"cell": CELL, "status": "published", "events": count, "mean": mean}
+        body = {"cell": CELL, "status": "published", "users": 9, "events": count, "mean": mean}
         values.append(json.dumps(body | ({"accounting": "zcdp"} if zcdp else {})).encode())
-    return numbers_of(values)
+    return cells_of(values)
 
 
 @pytest.mark.parametrize("zcdp", [False, True], ids=["Laplace", "Gaussian"])
@@ -256,14 +256,14 @@ def test_the_interval_of_an_area_holds_the_mean_without_noise_in_95_percent(scal
 
 def test_an_area_without_published_cells_has_no_mean_and_a_mean_stays_in_the_possible_range():
     assert combined([], Clipping(0.0, 60.0))["mean"] is None
-    body = {"cell": CELL, "status": "suppressed", "events": 4}
-    nothing = combined(numbers_of([json.dumps(body).encode()]), Clipping(0.0, 60.0))
+    body = {"cell": CELL, "status": "suppressed", "users": 1, "events": 4}
+    nothing = combined(cells_of([json.dumps(body).encode()]), Clipping(0.0, 60.0))
     assert (nothing["cells"], nothing["published"], nothing["mean"]) == (1, 0, None)
     assert nothing["events"] == {"value": 4.0, "interval": None}
     high = {"value": 60, "raw": 75.0, "scale": 1.0, "interval": [60, 60], "unit": "km/h"}
-    mean = combined(
-        numbers_of([json.dumps(body | {"status": "published", "mean": high}).encode()]), Clipping(0.0, 60.0)
-    )["mean"]
+    mean = combined(cells_of([json.dumps(body | {"status": "published", "mean": high}).encode()]), Clipping(0.0, 60.0))[
+        "mean"
+    ]
     assert (mean["value"], mean["raw"], mean["interval"]) == (60, 75.0, [60, 60])
 
 
@@ -294,7 +294,7 @@ def rows_of(config: Config, slow: int) -> np.ndarray:
 
 
 def together(bodies: list[dict[str, Any]], upper: float) -> dict[str, Any]:
-    return combined(numbers_of([msgspec.json.encode(body) for body in bodies]), Clipping(0.0, upper))
+    return combined(cells_of([msgspec.json.encode(body) for body in bodies]), Clipping(0.0, upper))
 
 
 CASES: dict[str, tuple[float, dict[str, Any]]] = {

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser, on the real service, over a real broker.
+"""The dashboard in a real browser, on the real service, over a real broker where windows arrive.
 
 The city's noise is recorded, and fresh noise would hardly ever fail a test (``HEXVEIL_FRESH_NOISE``). BUSY and STEADY
 have scales below 0.1 km/h and lie 2 km/h or more from the nearest class break. The interval of UNCERTAIN is 10.8 km/h
@@ -9,7 +9,6 @@ wide; classes near it are 10 wide at most, and wider ones are 14 scales away. So
 import json
 import re
 import sys
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from decimal import ROUND_HALF_UP, Decimal
@@ -21,7 +20,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient
-from playwright.async_api import Browser, Page, Response, expect
+from playwright.async_api import Browser, Page, expect
 
 from stream.config import Config
 from stream.messages.message import WINDOW, Message, digest
@@ -54,7 +53,7 @@ from tests.stream.serve.city import (
     windows,
 )
 from tests.stream.serve.made_windows import histogram_message
-from tests.stream.serve.serving import origin_of, publish, serving
+from tests.stream.serve.serving import origin_of, page_of, publish, served, serving
 from tests.support.nightly import nightly
 from tests.support.street_tiles import archive
 from tests.support.tapes import recording
@@ -64,20 +63,25 @@ pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 READING = re.compile(r"^[\d.]+ km/h, 95 % interval [\d.]+–[\d.]+, noise from privacyas released$")
 """A displayed number, and the symbol that says what kind of number it is."""
 VIRIDIS_20_25 = (0x26, 0x82, 0x8E)
+NEAR = "#at=11/30.25/-97.7"
 
 
 @pytest.fixture
-def config(kafka: str, tmp_path: Path, topic_name: str) -> Config:
+def config(tmp_path: Path) -> Config:
+    return city_config(tmp_path)
+
+
+@pytest.fixture
+def on_kafka(kafka: str, tmp_path: Path, topic_name: str) -> Config:
+    """Of a feed to which a test adds windows."""
     return city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
 
 
 @asynccontextmanager
-async def city(
-    browser: Browser, config: Config, messages: list[Message], place: str = "", **options: Any
-) -> AsyncIterator[tuple[Page, TestClient]]:
-    """The dashboard over released windows."""
-    async with serving(config, messages) as client, opened(browser, origin_of(client), place, **options) as page:
-        yield page, client
+async def followed(browser: Browser, config: Config, messages: list[Message], place: str = "") -> AsyncIterator[Page]:
+    """The dashboard over the topics of a broker."""
+    async with serving(config, messages) as client, opened(browser, origin_of(client), place) as page:
+        yield page
 
 
 class Shown(NamedTuple):
@@ -92,12 +96,11 @@ NewCity = Callable[..., tuple[Config, list[Message]]]
 
 
 @pytest.fixture(scope="module")
-def new_city(request: pytest.FixtureRequest, kafka: str, tmp_path_factory: pytest.TempPathFactory) -> NewCity:
-    """Makes a feed that no other test has, and what it releases, for a page that several tests share."""
+def new_city(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NewCity:
+    """Makes a feed and what it releases, for a page that several tests share."""
 
     def make(released: Callable[[Config], list[Message]], **overrides: Any) -> tuple[Config, list[Message]]:
-        feed = {"feed.name": f"t-{uuid.uuid4().hex[:12]}", "kafka.bootstrap": kafka}
-        config = city_config(tmp_path_factory.mktemp("city"), **feed | overrides)
+        config = city_config(tmp_path_factory.mktemp("city"), **overrides)
         with recording(request.node.nodeid):
             return config, released(config)
 
@@ -107,7 +110,7 @@ def new_city(request: pytest.FixtureRequest, kafka: str, tmp_path_factory: pytes
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def page_of_all(browser: Browser, new_city: NewCity) -> AsyncIterator[Shown]:
     config, messages = new_city(lambda made: window(made, 0))
-    async with city(browser, config, messages) as (page, client):
+    async with page_of(browser, config, messages) as (page, client):
         await shows(page, 0)
         yield Shown(page, client, messages)
 
@@ -122,13 +125,13 @@ async def shown(page_of_all: Shown) -> AsyncIterator[Shown]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def page_of_a_day(browser: Browser, new_city: NewCity) -> AsyncIterator[Shown]:
     config, messages = new_city(lambda made: windows(made, [USUAL_DAY] * 4 + [JAM]))
-    async with city(browser, config, messages, color_scheme="light") as (page, client):
+    async with page_of(browser, config, messages, NEAR, color_scheme="light") as (page, client):
         yield Shown(page, client, messages)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def day(page_of_a_day: Shown) -> AsyncIterator[Shown]:
-    """Five windows, of which the last has a jam, on a page that tests visit at an address each."""
+    """Five windows, of which the last has a jam, on a page that shows the last of them and BUSY and STEADY."""
     yield page_of_a_day
     await close_all(page_of_a_day.page)
 
@@ -155,7 +158,7 @@ def windows_of_kinds(config: Config) -> list[Message]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def page_of_kinds(browser: Browser, new_city: NewCity) -> AsyncIterator[Shown]:
     config, messages = new_city(windows_of_kinds)
-    async with city(browser, config, messages) as (page, client):
+    async with page_of(browser, config, messages) as (page, client):
         yield Shown(page, client, messages)
 
 
@@ -248,16 +251,19 @@ async def test_a_cell_that_is_not_published_is_hatched(shown):
         assert (max(light) - min(light) > 100) == hatched
 
 
-async def test_a_first_window_says_nothing_of_what_is_typical(day):
-    await revisit(day.page, "#colours=typical")
-    await shows(day.page, 4)
-    await expect(day.page.get_by_role("radio", name="Typical", exact=True)).to_be_disabled()
-    await expect(day.page.get_by_role("radio", name="Now", exact=True)).to_be_checked()
+async def test_neither_what_is_typical_nor_a_statistic_can_be_chosen_that_was_not_released(day):
+    page = day.page
+    await revisit(page, f"{NEAR}&colours=typical&statistic=p85")
+    await shows(page, 4)
+    await expect(page.get_by_role("radio", name="Typical", exact=True)).to_be_disabled()
+    await expect(page.get_by_role("radio", name="Now", exact=True)).to_be_checked()
+    await expect(page.locator("#statistics input[value=p85]")).to_be_disabled()
+    await expect(page.locator("#statistics input[value=mean]")).to_be_checked()
+    await expect(page.locator("#statistics")).to_be_hidden()  # the only one needs no chooser
 
 
 async def test_a_range_of_windows_is_chosen_and_downloaded(day):
     page = day.page
-    await revisit(page, "")
     await page.locator("#downloads summary").click()
     await page.get_by_label("From").select_option("2017-03-21T14:00:00Z")
     link = await page.locator("#download-list a", has_text="CSV").nth(1).get_attribute("href")
@@ -266,12 +272,12 @@ async def test_a_range_of_windows_is_chosen_and_downloaded(day):
     assert len((await answer.text()).splitlines()) == 1 + 3 * len(CELLS)
 
 
-async def test_every_statistic_can_be_chosen(browser, kafka, tmp_path, topic_name):
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "privacy.epsilon": 100.0, "privacy.budget": 2400.0}
-    config = city_config(tmp_path, **overrides | {"speed.statistics": ["mean", "variance", "p50", "p85"]})
+async def test_every_statistic_can_be_chosen(browser, tmp_path):
+    overrides = {"privacy.epsilon": 100.0, "privacy.budget": 2400.0}
+    config = city_config(tmp_path, **overrides, **{"speed.statistics": ["mean", "variance", "p50", "p85"]})
     messages = window(config, 0)
     released = bodies(messages)
-    async with city(browser, config, messages) as (page, _):
+    async with page_of(browser, config, messages) as (page, _):
         await page.mouse.click(*await place_of(page, STEADY))
         for label, name in (("Median speed (p50)", "p50"), ("85th percentile of speed (p85)", "p85")):
             await choose(page, label)
@@ -286,11 +292,11 @@ async def test_every_statistic_can_be_chosen(browser, kafka, tmp_path, topic_nam
 
 
 @pytest.mark.nightly
-async def test_a_percentile_that_is_modelled_alone_is_marked_and_has_no_interval(browser, kafka, tmp_path, topic_name):
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "speed.statistics": ["mean", "variance"]}
-    config = city_config(tmp_path, **overrides | {"speed.post_processing": ["clipped-normal"]})
+async def test_a_percentile_that_is_modelled_alone_is_marked_and_has_no_interval(browser, tmp_path):
+    changed = {"speed.statistics": ["mean", "variance"], "speed.post_processing": ["clipped-normal"]}
+    config = city_config(tmp_path, **changed)
     messages = windows(config, [USUAL_DAY] * 4)
-    async with city(browser, config, messages) as (page, _):
+    async with page_of(browser, config, messages) as (page, _):
         await page.mouse.click(*await place_of(page, STEADY))
         await choose(page, "Median speed (p50)")
         assert (await fields(page))["statistic"] == "p50"
@@ -298,22 +304,16 @@ async def test_a_percentile_that_is_modelled_alone_is_marked_and_has_no_interval
         value = bodies(messages)[STEADY]["post_processed"]["p50"]["value"]
         await expect(reading).to_contain_text(f"{value:.0f} km/h; no interval is given for a modelled percentile")
         await expect(reading.locator(".chip")).to_have_text("modelled")
-        await expect(page.locator("#details table")).to_contain_text("clipped-normal")
+        await expect(page.locator("#details table")).to_contain_text("by mean and spread")
         await expect(page.locator("#details figcaption")).to_contain_text("No interval is given")
         await expect(page.get_by_role("radio", name="Typical")).to_be_disabled()
         await expect(page.get_by_role("radio", name="As released")).to_be_disabled()
         await expect(page.locator("#legend")).to_contain_text("Every cell is faint")
 
 
-async def test_a_statistic_that_was_not_released_cannot_be_chosen(day):
-    await revisit(day.page, "#statistic=p85")
-    await expect(day.page.locator("#statistics input[value=p85]")).to_be_disabled()
-    await expect(day.page.locator("#statistics input[value=mean]")).to_be_checked()
-    await expect(day.page.locator("#statistics")).to_be_hidden()  # the only one needs no chooser
-
-
-async def test_windows_arrive_live_wait_while_paused_and_live_returns(browser, config):
-    async with city(browser, config, windows(config, [USUAL_DAY] * 2)) as (page, _):
+async def test_windows_arrive_live_wait_while_paused_and_live_returns(browser, on_kafka):
+    config = on_kafka
+    async with followed(browser, config, windows(config, [USUAL_DAY] * 2)) as page:
         slider, live = page.get_by_role("slider", name="Window"), page.locator("#live-button")
         await shows(page, 1)
         await publish(config.kafka.bootstrap, window(config, 2))
@@ -341,34 +341,34 @@ async def test_the_badge_says_how_old_the_newest_window_is(shown):
 
 
 @pytest.mark.nightly
-async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_comes(browser, config):
-    async with city(browser, config, []) as (page, _):
+async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_comes(browser, on_kafka):
+    async with followed(browser, on_kafka, []) as page:
         await expect(page.locator("#empty")).to_contain_text("No window was released yet")
-        await publish(config.kafka.bootstrap, window(config, 0))
+        await publish(on_kafka.kafka.bootstrap, window(on_kafka, 0))
         await shows(page, 0)
         await expect(page.locator("#empty")).to_be_hidden()
 
 
 async def test_an_address_shows_the_same_place_window_and_statistic_again(browser, day):
-    page = day.page
     place = f"#at=12.50/30.2500/-97.7000&window=2017-03-21T13:00:00Z&statistic=mean&colours=now&cell={STEADY}"
-    await revisit(page, place)
-    await shows(page, 1)
-    again = await fields(page)
-    assert f"#{'&'.join(f'{name}={value}' for name, value in again.items())}" == place
-    await expect(page.locator("#details code")).to_have_text(STEADY)
-    await expect(page.locator("#live-text")).to_have_text("Paused")
-    await page.locator("#map canvas").press("+")
-    await page.wait_for_function("!location.hash.includes('at=12.50')")
-    url = page.url
-    async with opened(browser, origin_of(day.client), url[url.index("#") :]) as other:
-        assert await fields(other) == await fields(page)
+    async with opened(browser, origin_of(day.client), place) as page:
+        await shows(page, 1)
+        again = await fields(page)
+        assert f"#{'&'.join(f'{name}={value}' for name, value in again.items())}" == place
+        await expect(page.locator("#details code")).to_have_text(STEADY)
+        await expect(page.locator("#live-text")).to_have_text("Paused")
+        await page.locator("#map canvas").press("+")
+        await page.wait_for_function("!location.hash.includes('at=12.50')")
+        moved = await fields(page)
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        assert await fields(page) == moved
 
 
 @pytest.mark.nightly
-async def test_an_address_of_a_window_that_is_gone_says_so_and_shows_no_other(browser, config):
-    place = "#window=2016-01-01T00:00:00Z"
-    async with city(browser, config, windows(config, [USUAL_DAY] * 2), place) as (page, _):
+async def test_an_address_of_a_window_that_is_gone_says_so_and_shows_no_other(browser, on_kafka):
+    place, config = "#window=2016-01-01T00:00:00Z", on_kafka
+    async with followed(browser, config, windows(config, [USUAL_DAY] * 2), place) as page:
         card = page.locator("#empty")
         await expect(card).to_contain_text("This window is not kept here")
         await expect(card).to_contain_text("the window of Thu, 31 Dec 2015, 18:00 (America/Chicago)")
@@ -400,11 +400,11 @@ async def test_a_withheld_window_says_why_it_is_empty(kinds):
 
 async def test_an_area_is_in_the_address_and_comes_back_with_it(day):
     page = day.page
-    await revisit(page, "#at=11.00/30.2500/-97.7000&area=-97.8,30.15,-97.6,30.28")
-    await expect(page.locator("#area-mean")).to_have_text(READING)
-    assert (await fields(page))["area"] == "-97.8,30.15,-97.6,30.28"
-    await page.get_by_label("North").fill("30.23")
+    await page.get_by_role("button", name="Measure an area").click()
+    for side, value in (("West", "-97.8"), ("South", "30.15"), ("East", "-97.6"), ("North", "30.23")):
+        await page.get_by_label(side, exact=True).fill(value)
     await page.get_by_role("button", name="Measure", exact=True).click()
+    await expect(page.locator("#area-mean")).to_have_text(READING)
     assert (await fields(page))["area"] == "-97.8,30.15,-97.6,30.23"
     await expect(page.locator("#details")).to_contain_text("published of 1 cells")
     await page.reload()
@@ -440,7 +440,7 @@ async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(browser
     *cells, marker = window(config, 0)
     histograms = [histogram_message(config.feed.name, mechanism) for mechanism in ("htf", "ug")]
     # Chromium calls the refusal at the end an error.
-    async with city(browser, config, closed([*cells, *histograms], marker), errors=True) as (page, client):
+    async with page_of(browser, config, closed([*cells, *histograms], marker), errors=True) as (page, client):
         await page.get_by_role("button", name="Measure an area").click()
         for side, value in (("West", "-97.8"), ("South", "30.2"), ("East", "-97.6"), ("North", "30.4")):
             await page.get_by_label(side, exact=True).fill(value)
@@ -451,7 +451,7 @@ async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(browser
             low, high = answer["interval"]
             assert low <= answer["value"] <= high
             said = f"histogram Users whose last position was in the box, by the spatial histogram ({mechanism}): "
-            said += f"{whole(answer['value'])}, 95 % interval {low}–{high}."
+            said += f"{whole(answer['value'])}, 95 % interval {whole(low)}–{whole(high)}."
             await expect(page.locator("#histogram-count")).to_contain_text(said)
         await page.get_by_label("West", exact=True).fill("-100")
         await page.get_by_role("button", name="Measure", exact=True).click()
@@ -460,7 +460,6 @@ async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(browser
 
 async def test_the_past_of_a_cell_is_plotted(day):
     page = day.page
-    await revisit(page, "")
     await page.mouse.click(*await place_of(page, BUSY))
     await expect(page.locator("#details figcaption")).to_contain_text("5 windows since Tue, 21 Mar 2017")
     await expect(page.locator("#details .uplot canvas")).to_be_visible()
@@ -481,7 +480,7 @@ async def test_downloads_are_linked_and_are_the_window(shown):
 @pytest.mark.nightly
 async def test_parquet_is_offered_only_where_the_server_can_write_it(browser, config, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    async with city(browser, config, window(config, 0)) as (page, _):
+    async with page_of(browser, config, window(config, 0)) as (page, _):
         await page.locator("#downloads summary").click()
         await expect(page.locator("#download-list a")).to_have_text(["CSV", "GeoJSON"] * 2)
 
@@ -559,7 +558,7 @@ async def test_legend_and_about_the_noise_say_which_speeds_are_derived_and_that_
 ):
     *cells, marker = window(config, 0)
     described = config.model_copy(update={"feed": config.feed.model_copy(update={"speeds": speeds})})
-    async with city(browser, described, closed(cells, marker, relation=relation)) as (page, _):
+    async with page_of(browser, described, closed(cells, marker, relation=relation)) as (page, _):
         await page.get_by_role("button", name="About the noise").click()
         for said in (page.locator("#legend"), page.locator("#about")):
             for text, is_said in (
@@ -579,7 +578,7 @@ async def test_of_another_feed_than_the_configured_one_the_page_does_not_say_whe
     messages = window(config, 0)
     other = {"name": f"{config.feed.name[:30]}-x", "speeds": "derived"}
     described = config.model_copy(update={"feed": config.feed.model_copy(update=other)})
-    async with city(browser, described, messages, f"?feed={config.feed.name}") as (page, _):
+    async with page_of(browser, described, messages, f"?feed={config.feed.name}") as (page, _):
         await expect(page.locator("#legend h3")).to_have_text("km/h")
         await expect(page.locator("#legend")).not_to_contain_text("configured to compute")
 
@@ -594,7 +593,7 @@ async def test_about_the_noise_gives_rho_and_delta_under_zcdp(kinds):
 
 async def test_everything_can_be_done_by_keyboard(day):
     page = day.page
-    await revisit(page, "#at=11/30.25/-97.7")
+    await revisit(page, NEAR)
     await page.keyboard.press("Tab")
     await expect(page.locator(".skip")).to_be_focused()
     canvas = page.locator("#map canvas")
@@ -626,12 +625,12 @@ async def test_everything_can_be_done_by_keyboard(day):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def modelled(browser: Browser, new_city: NewCity) -> AsyncIterator[Page]:
-    """A page with a cell whose mean is modelled."""
+async def modelled(new_city: NewCity) -> AsyncIterator[TestClient]:
+    """Windows with cells whose means are modelled."""
     changed = {"speed.post_processing": ["kalman"]}
     config, messages = new_city(lambda made: windows(made, [USUAL_DAY] * 4), **changed)
-    async with city(browser, config, messages) as (page, _):
-        yield page
+    async with served(config, messages) as client:
+        yield client
 
 
 @pytest.mark.parametrize(
@@ -639,42 +638,39 @@ async def modelled(browser: Browser, new_city: NewCity) -> AsyncIterator[Page]:
     [(PHONE, "dark"), nightly(DESKTOP, "light"), nightly(DESKTOP, "dark"), nightly(PHONE, "light")],
     ids=["phone-dark", "desktop-light", "desktop-dark", "phone-light"],
 )
-async def test_axe_finds_no_violation(modelled, size, colours):
-    page = modelled
-    await page.set_viewport_size(size)  # type: ignore[arg-type]
-    await page.emulate_media(color_scheme=colours)
-    await revisit(page, f"#cell={BUSY}")
-    await expect(page.locator("html")).to_have_attribute("data-theme", colours)
-    await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
-    await expect(page.locator("#details table")).to_contain_text("by earlier windows and neighbours")
-    await no_violation(page)
-    await page.locator("#details-close").click()
-    await page.get_by_role("button", name="Cells as a table").click()
-    await no_violation(page)
-    await page.locator("#table-close").click()
-    await page.get_by_role("button", name="Measure an area").click()
-    await no_violation(page)
-    await page.keyboard.press("Escape")
-    await page.get_by_role("button", name="About the noise").click()
-    await no_violation(page)
-
-
-async def test_a_phone_shows_everything_without_scrolling_sideways(browser, config):
-    async with city(browser, config, window(config, 0), size=PHONE, has_touch=True) as (page, _):
-        assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+async def test_axe_finds_no_violation_and_all_of_the_page_fits(browser, modelled, size, colours):
+    options: dict[str, Any] = {"size": size, "color_scheme": colours, "has_touch": size is PHONE}
+    async with opened(browser, origin_of(modelled), f"#cell={BUSY}", **options) as page:
+        await expect(page.locator("html")).to_have_attribute("data-theme", colours)
+        await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
+        await expect(page.locator("#details table")).to_contain_text("by earlier windows and neighbours")
+        await no_violation(page)
+        await page.locator("#details-close").click()
+        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         for name in ("#badge", "#live-button", "#slider", "#controls", "#table-button", "#about-button"):
             box = await page.locator(name).bounding_box()
             assert box is not None, name
             assert box["x"] >= 0, name
-            assert box["x"] + box["width"] <= PHONE["width"], name
-            assert box["y"] + box["height"] <= PHONE["height"], name
-        await page.touchscreen.tap(*await place_of(page, STEADY))
-        await expect(page.locator("#details .reading")).to_have_text(READING)
+            assert box["x"] + box["width"] <= size["width"], name
+            assert box["y"] + box["height"] <= size["height"], name
+        if size is PHONE:
+            await page.touchscreen.tap(*await place_of(page, STEADY))
+            await expect(page.locator("#details code")).to_have_text(STEADY)
+            await expect(page.locator("#details .reading")).to_be_visible()
+            await page.locator("#details-close").click()
+        await page.get_by_role("button", name="Cells as a table").click()
+        await no_violation(page)
+        await page.locator("#table-close").click()
+        await page.get_by_role("button", name="Measure an area").click()
+        await no_violation(page)
+        await page.keyboard.press("Escape")
+        await page.get_by_role("button", name="About the noise").click()
+        await no_violation(page)
 
 
 @pytest.mark.nightly
 async def test_dark_follows_the_system_and_the_button_overrules_it(browser, config):
-    async with city(browser, config, window(config, 0), color_scheme="dark") as (page, _):
+    async with page_of(browser, config, window(config, 0), color_scheme="dark") as (page, _):
         root = page.locator("html")
         await expect(root).to_have_attribute("data-theme", "dark")
         dark = await pixels(page, LONELY)
@@ -686,6 +682,11 @@ async def test_dark_follows_the_system_and_the_button_overrules_it(browser, conf
         await page.wait_for_selector("html[data-ready]")
         await expect(root).to_have_attribute("data-theme", "dark")
         assert max(map(max, dark)) < 200
+
+
+STATUSES = """() => performance.getEntriesByType('resource')
+  .filter(({ name }) => name.endsWith('/dashboard/basemap.pmtiles'))
+  .map(({ responseStatus }) => responseStatus)"""
 
 
 @pytest.mark.parametrize(
@@ -701,16 +702,11 @@ async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
     lat, lng = h3.cell_to_latlng(BUSY)
     street = [(lat - 0.05, lng - 0.2), (lat, lng), (lat + 0.05, lng + 0.2)]
     tiles = archive(tmp_path / "city.pmtiles", [(street, {})], range(9, 10), attribution)
-    answers: list[Response] = []
     async with (
-        serving(config, window(config, 0), check_basemap(tiles)) as client,
+        served(config, window(config, 0), check_basemap(tiles)) as client,
         opened(browser, origin_of(client), color_scheme=colours, errors=True) as page,
     ):
-        page.on("response", lambda answer: answers.append(answer))
-        await page.reload()
-        await page.wait_for_selector("html[data-ready]")
-        ranged = [answer for answer in answers if answer.url.endswith("/dashboard/basemap.pmtiles")]
-        assert {answer.status for answer in ranged} == {206}
+        assert set(await page.evaluate(STATUSES)) == {206}
         await expect(page.locator(".maplibregl-ctrl-attrib")).to_contain_text("A made-up city")
         assert await page.locator(".maplibregl-ctrl-attrib a").count() == 0
         seen = [sum(pixel) for pixel in await pixels(page, BUSY)]
@@ -734,7 +730,7 @@ async def test_the_names_of_streets_and_places_are_written_on_the_map_without_a_
     place, seen = f"#at=11/{lat:.4f}/{lng:.4f}", []
     archive(tiles, [(ends, {})], range(9, 12))
     async with (
-        serving(config, window(config, 0), check_basemap(tiles)) as client,
+        served(config, window(config, 0), check_basemap(tiles)) as client,
         opened(browser, origin_of(client), place, color_scheme="light") as page,
     ):
         for name in ("", "Longest Street", "שדרות רוטשילד"):
@@ -750,7 +746,6 @@ async def test_the_names_of_streets_and_places_are_written_on_the_map_without_a_
 
 async def test_a_light_cell_on_light_land_has_an_outline_that_can_be_seen(day):
     """Neither the cell of 45 km/h nor the land nor its grid is as dark in red, green and blue."""
-    await revisit(day.page, "#at=11/30.25/-97.7&colours=now")
     seen = await pixels(day.page, STEADY, 400)
     assert sum(max(pixel) < 190 for pixel in seen) > 100
 
@@ -764,7 +759,7 @@ async def test_the_names_of_streets_are_larger_on_a_wall(browser, config, tmp_pa
     tiles = archive(tmp_path / "city.pmtiles", [street], range(9, 12))
     place, inked = f"#at=11/{lat:.4f}/{lng:.4f}", []
     async with (
-        serving(config, window(config, 0), check_basemap(tiles)) as client,
+        served(config, window(config, 0), check_basemap(tiles)) as client,
         opened(browser, origin_of(client), place, color_scheme="light") as page,
     ):
         for large in ("", "&large=on"):
@@ -791,7 +786,7 @@ async def test_hostile_words_in_messages_and_addresses_stay_words(browser, confi
         changed.append(message._replace(value=json.dumps(body).encode()))
     period = json.loads(marker.value)["period"] | {"timezone": hostile}
     place = f"#cell={hostile}&window={hostile}"
-    async with city(browser, config, closed(changed, marker, period=period), place) as (page, _):
+    async with page_of(browser, config, closed(changed, marker, period=period), place) as (page, _):
         await page.mouse.click(*await place_of(page, BUSY))
         await expect(page.locator("#details .reading")).to_contain_text("modelled")
         await page.get_by_role("button", name="About the noise").click()
@@ -802,7 +797,8 @@ async def test_hostile_words_in_messages_and_addresses_stay_words(browser, confi
         assert await page.title() == "Hexveil"
 
 
-async def test_a_server_that_comes_back_is_followed_again(browser, config, unused_tcp_port):
+async def test_a_server_that_comes_back_is_followed_again(browser, on_kafka, unused_tcp_port):
+    config = on_kafka
     await publish_and_create(config, windows(config, [USUAL_DAY]))
     origin = f"http://127.0.0.1:{unused_tcp_port}"
     first = await started(config, unused_tcp_port)
@@ -849,14 +845,14 @@ def outlined(seen: list[tuple[int, int, int]], colour: tuple[int, int, int]) -> 
     return sum(max(abs(a - b) for a, b in zip(pixel, colour, strict=True)) < 24 for pixel in seen) > 40
 
 
-async def test_an_alert_is_outlined_listed_and_explained_in_the_language_of_the_reader(
-    browser, kafka, tmp_path, topic_name
-):
+async def test_an_alert_is_outlined_listed_and_explained_in_the_language_of_the_reader(browser, tmp_path):
     rule = {"name": "stau", "below": 18.0, "false_alarms_per_day": 0.5}
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "public.alerts": [rule]}
-    config = city_config(tmp_path, **overrides)
-    options: dict[str, Any] = {"locale": "pl-PL", "color_scheme": "dark"}
-    async with city(browser, config, windows(config, [USUAL_DAY, JAM]), "#at=10/30.25/-97.7", **options) as (page, _):
+    config = city_config(tmp_path, **{"public.alerts": [rule]})
+    options: dict[str, Any] = {"place": "#at=10/30.25/-97.7", "locale": "pl-PL", "color_scheme": "dark"}
+    async with page_of(browser, config, windows(config, [USUAL_DAY, JAM]), **options) as (
+        page,
+        _,
+    ):
         root = page.locator("html")
         await expect(root).to_have_attribute("lang", "pl")
         await expect(page.locator("#live-text")).to_have_text("Na bieżąco")
@@ -886,7 +882,7 @@ async def test_an_alert_is_outlined_listed_and_explained_in_the_language_of_the_
 
 @pytest.mark.nightly
 async def test_the_page_fits_a_wall_paper_and_languages_that_run_from_right_to_left(browser, config):
-    async with city(browser, config, window(config, 0), "#at=10/30.25/-97.7") as (page, _):
+    async with page_of(browser, config, window(config, 0), "#at=10/30.25/-97.7") as (page, _):
         await expect(page.locator("#alerts")).to_be_hidden()
         small = await page.locator("#window-text").bounding_box()
         await page.locator("#map canvas").press("w")

@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import laplace, norm
 
 from dpcore.arrays import FloatArray
+from stream.messages.cells import cells_of
 from stream.serve import differences
 from stream.serve.city.combining import LAPLACE, NORMAL
 from stream.serve.differences import (
@@ -20,7 +21,6 @@ from stream.serve.differences import (
     clear_level,
     from_schedule,
     from_typical,
-    released_of,
     verdicts,
 )
 
@@ -143,12 +143,14 @@ def test_chances_are_chosen_as_by_benjamini_and_hochberg():
 def cell_of(value: float, low: float, high: float, scale: float = 0.5, **more: Any) -> dict[str, Any]:
     """A released cell with a mean."""
     known = {"cell": CELL, "status": "published", "relation": "values", "users": 3}
-    return known | {"mean": {"value": value, "interval": [low, high], "scale": scale}} | more
+    return (
+        known | {"mean": {"value": value, "raw": value, "interval": [low, high], "scale": scale, "unit": "km/h"}} | more
+    )
 
 
 def of_two(now: dict[str, Any], *then: dict[str, Any]) -> dict[str, Any]:
     """The row of the only cell of a window beside those of another."""
-    here, there = (released_of([json.dumps(body).encode() for body in bodies]) for bodies in ([now], then))
+    here, there = (cells_of([json.dumps(body).encode() for body in bodies]) for bodies in ([now], then))
     return {name: column[0] for name, column in beside(here, there, "mean").items()}
 
 
@@ -197,13 +199,15 @@ def test_a_cell_that_was_part_of_a_merged_one_or_is_merged_of_those_of_the_other
 
 def typified(cell: str, deviation: float, off: float, **more: Any) -> dict[str, Any]:
     """A cell whose mean is that far from the typical one, give or take so much."""
-    models = {"deviation": {"value": deviation, "interval": [deviation - off, deviation + off]}}
+    models = {
+        "deviation": {"method": "m", "value": deviation, "interval": [deviation - off, deviation + off], "unit": "km/h"}
+    }
     return cell_of(23, 22, 24, cell=cell, post_processed=models, **more)
 
 
 def test_a_deviation_from_typical_is_judged_as_the_message_has_it_among_all_cells_with_a_mean():
     def clear(*bodies: dict[str, Any]) -> dict[str, float]:
-        return from_typical(released_of([json.dumps(body).encode() for body in bodies]))
+        return from_typical(cells_of([json.dumps(body).encode() for body in bodies]))
 
     far, near = typified("a", -13.0, 3.0), typified("b", -7.0, 8.5)
     assert clear(far, near) == {"a": pytest.approx(3.0 * norm.isf(0.0125) / NORMAL, abs=2e-3)}
@@ -211,13 +215,13 @@ def test_a_deviation_from_typical_is_judged_as_the_message_has_it_among_all_cell
     assert clear(edge)
     assert not clear(edge, near), "of two cells, noise explains one"
     assert not clear(edge, cell_of(23, 22, 24, cell="b")), "also where nothing is typical of the other"
-    nobody = {"value": 0, "raw": 0.5, "scale": 1.0, "interval": [0, 3]}
+    nobody = {"value": 0, "raw": 0.5, "scale": 1.0, "interval": [0, 3], "unit": "1"}
     assert clear(edge, typified("b", -7.0, 8.5, users=nobody)), "a cell in which nobody is estimated does not count"
     assert clear() == {}
 
 
 def test_a_mean_is_compared_with_the_timetable_by_its_own_noise_and_not_where_speeds_end_below_it():
-    cells = released_of([json.dumps(cell_of(23, 22, 24)).encode()])
+    cells = cells_of([json.dumps(cell_of(23, 22, 24)).encode()])
     error = pytest.approx(LAPLACE * np.sqrt(2) * 0.5, rel=1e-3)
     assert from_schedule(cells, {CELL: 25.0}, 100.0) == {CELL: (error, True)}
     assert not from_schedule(cells, {CELL: 24.0}, 100.0)[CELL][1]

@@ -4,9 +4,7 @@ import asyncio
 import json
 import re
 import threading
-import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,13 +14,13 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, TCPConnector
 from aiohttp.test_utils import TestClient
-from playwright.async_api import Browser, Page, Route, expect
+from playwright.async_api import Route, expect
 
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest, window_message
 from stream.serve.city import city
-from stream.serve.parameter_texts import MOST_CORNERS
+from stream.serve.parameters import MOST_CORNERS
 from stream.windows import Window
 from tests.stream.serve.browser import (
     DESKTOP,
@@ -37,7 +35,7 @@ from tests.stream.serve.browser import (
 )
 from tests.stream.serve.city import BUSY, STEADY, bodies, city_config, window
 from tests.stream.serve.made_places import HOSTILE, city_files
-from tests.stream.serve.serving import origin_of, publish, serving
+from tests.stream.serve.serving import origin_of, page_of, publish, served, serving
 from tests.support.builders import SLOT, random_rows
 from tests.support.nightly import nightly
 from tests.support.participating import riders
@@ -51,8 +49,8 @@ CHILD = h3.cell_to_center_child(MERGED, 7)
 
 
 @pytest.fixture
-def config(kafka: str, tmp_path: Path, topic_name: str) -> Config:
-    return city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+def config(tmp_path: Path) -> Config:
+    return city_config(tmp_path)
 
 
 def around(cell: str, half: float) -> list[tuple[float, float]]:
@@ -79,18 +77,10 @@ def merged_window(config: Config) -> list[Message]:
     return [*cells, window_message(WINDOW, feed, slot, "close", feed, marker)]
 
 
-@asynccontextmanager
-async def page_of(
-    browser: Browser, config: Config, messages: list[Message], place: str = "", **options: Any
-) -> AsyncIterator[tuple[Page, TestClient]]:
-    async with serving(config, messages) as client, opened(browser, origin_of(client), place, **options) as page:
-        yield page, client
-
-
 async def test_a_merged_cell_and_what_was_released_apart_are_counted_once_in_boxes_and_areas(config):
     ring = around(CHILD, 0.003)
     (west, south), (east, north) = ring[0], ring[2]
-    async with serving(config, merged_window(config)) as client:
+    async with served(config, merged_window(config)) as client:
         for cells, ring_of_cells in (([CHILD], ring), (sorted([CHILD, MERGED]), around(CHILD, 0.2))):
             area = await (await client.get(f"/api/v1/area?ring={text_of(ring_of_cells)}")).json()
             assert area["hexagons"] == cells
@@ -101,7 +91,7 @@ async def test_a_merged_cell_and_what_was_released_apart_are_counted_once_in_box
 async def test_a_drawn_area_answers_as_a_named_one_and_carries_no_name(config):
     messages = window(config, 0)
     released = bodies(messages)
-    async with serving(config, messages) as client:
+    async with served(config, messages) as client:
         answer = await client.get(f"/api/v1/area?ring={text_of(around(BUSY, 0.01))}&window=2017-03-21T12:00:00Z")
         area = await answer.json()
         assert area["hexagons"] == [BUSY]
@@ -112,16 +102,13 @@ async def test_a_drawn_area_answers_as_a_named_one_and_carries_no_name(config):
         assert (await client.get(str(answer.url.relative()), headers=unchanged)).status == 304
 
 
-async def test_whoever_draws_many_areas_at_once_waits_alone_and_pushes_out_nothing(
-    monkeypatch, kafka, tmp_path, topic_name
-):
+async def test_whoever_draws_many_areas_at_once_waits_alone_and_pushes_out_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(city, "MOST_DRAWN", 1)
     monkeypatch.setattr(city, "MOST_WAITING", 1)
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka} | city_files(tmp_path)
-    config = city_config(tmp_path, **overrides)
+    config = city_config(tmp_path, **city_files(tmp_path))
     rings = [f"/api/v1/area?ring={text_of(around(BUSY, 0.01 + step / 1_000))}" for step in range(30)]
     named = ["/api/v1/areas/route:10"] * 5
-    async with serving(config, window(config, 0)) as client:
+    async with served(config, window(config, 0)) as client:
         kept = await client.get(rings[0])
         assert (await client.get(named[0])).status == 200
         answers = await asyncio.gather(*(client.get(path) for path in (*rings[1:], rings[0], *named)))
@@ -144,7 +131,7 @@ async def test_a_reader_who_floods_the_queue_of_drawn_areas_shuts_nobody_else_ou
     monkeypatch.setattr(city, "combined", slowly)
     paths = [f"/api/v1/area?ring={text_of(around(BUSY, 0.01 + step / 1_000))}" for step in range(60)]
     async with (
-        serving(config, window(config, 0)) as client,
+        served(config, window(config, 0)) as client,
         ClientSession(client.make_url("/"), connector=TCPConnector(local_addr=("127.0.0.2", 0))) as other,
     ):
         flood = [asyncio.create_task(client.get(path)) for path in paths[3:]]
@@ -160,19 +147,19 @@ async def test_a_reader_who_floods_the_queue_of_drawn_areas_shuts_nobody_else_ou
         assert statuses.count(503) >= len(flood) / 2
 
 
-async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_corners(kafka, tmp_path, topic_name):
+async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_corners(tmp_path):
     ring = around(BUSY, 0.06)
     shape = {"type": "Polygon", "coordinates": [[*ring, ring[0]]]}
     feature = {"type": "Feature", "properties": {"name": "Same"}, "geometry": shape}
     file = tmp_path / "areas.geojson"
     file.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
     domain = {"south": 30.1, "west": -97.9, "north": 30.5, "east": -97.5}
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "feed.domain": domain, "public.areas": str(file)}
+    overrides: dict[str, Any] = {"feed.domain": domain, "public.areas": str(file)}
     overrides |= {"privacy.epsilon": 4.0, "privacy.budget": 192.0}  # so little noise that the area has a mean
     config = riders(tmp_path, **overrides | {"speed.statistics": ["mean"], "speed.post_processing": []})
     plan, contributions = planned(config, random_rows(1, 4_000, users=1_000))
     messages = build_messages(plan, contributions, Noise(), None)[0]
-    async with serving(config, messages) as client:
+    async with served(config, messages) as client:
         named = await (await client.get("/api/v1/areas/Same")).json()
         drawn = await (await client.get(f"/api/v1/area?ring={text_of(ring)}")).json()
     assert drawn == {name: value for name, value in named.items() if name not in ("name", "kind")}
@@ -181,10 +168,9 @@ async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def asked(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestClient]:
+async def asked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestClient]:
     """A service without windows, for all tests that only ask."""
-    feed = {"feed.name": f"t-{uuid.uuid4().hex[:12]}", "kafka.bootstrap": kafka}
-    async with serving(city_config(tmp_path_factory.mktemp("city"), **feed)) as client:
+    async with served(city_config(tmp_path_factory.mktemp("city")), []) as client:
         yield client
 
 
@@ -307,7 +293,7 @@ async def test_where_cells_are_larger_than_the_area_it_says_so_and_opens_them(br
 @pytest.mark.nightly
 async def test_a_hostile_address_of_a_drawn_area_is_refused_with_its_reason(browser, config):
     """Every reason is in ``pure.test.ts``."""
-    place = f"#ring={text_of(around(BUSY, 0.01))}&area={quote(chr(0x202E) + '<script>')}"
+    place = f"#ring={text_of(around(BUSY, 0.01))}&area={quote('<script>' + 'x' * 80)}"
     async with page_of(browser, config, window(config, 0), place) as (page, _):
         await expect(page.locator("#details .problem")).to_contain_text("its name must have at most 80 characters")
         assert "ring" not in await fields(page)
@@ -346,9 +332,13 @@ async def test_an_answer_of_a_window_that_was_left_is_dropped_and_repaints_annou
 
 @needs_chromium
 @pytest.mark.nightly
-async def test_what_is_being_typed_into_a_form_stays_when_a_window_arrives(browser, config):
+async def test_what_is_being_typed_into_a_form_stays_when_a_window_arrives(browser, kafka, tmp_path, topic_name):
+    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     place = f"#ring={text_of(around(BUSY, 0.01))}"
-    async with page_of(browser, config, window(config, 0), place) as (page, _):
+    async with (
+        serving(config, window(config, 0)) as client,
+        opened(browser, origin_of(client), place) as page,
+    ):
         name = page.get_by_label("Name (optional)")
         await name.fill("half a na")
         before = await paint_count(page)

@@ -138,20 +138,6 @@ async def test_a_truncated_file_is_read_anew_and_known_windows_stay(tmp_path, lo
         assert await starts(client) == ["12", "13", "14"]
 
 
-async def test_other_numbers_of_a_complete_window_are_refused_and_change_no_answer(tmp_path):
-    window, other = released(tmp_path), released(tmp_path)
-    async with following(tmp_path, text_of(window)) as (client, file):
-        before = await answers(client)
-        with file.open("a") as out:
-            out.write(text_of(other) + text_of(window))
-        await until_true(
-            lambda: counted(client, "messages_invalid") + counted(client, "messages_duplicate") == 2 * len(window),
-            PATIENCE_SECONDS,
-        )
-        assert counted(client, "messages_invalid") > 0
-        assert await answers(client) == before
-
-
 HOSTILE = [
     b"",
     b"\xff\xfe",

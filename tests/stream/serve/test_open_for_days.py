@@ -46,7 +46,9 @@ LOSE = """() => new Promise((resolve) => {
 })"""
 
 
-async def test_a_graphics_processor_that_was_reset_shows_the_cells_again_and_what_changed_meanwhile(browser, config):
+async def test_a_graphics_processor_that_was_reset_shows_the_cells_again_and_one_that_is_gone_is_said_to_be(
+    browser, config
+):
     async with page_of(browser, config, windows(config, [USUAL_DAY] * 2), "#colours=now", errors=True) as (page, _):
         before = await pixels(page, BUSY, 4)
         await page.evaluate(LOSE)
@@ -64,6 +66,8 @@ async def test_a_graphics_processor_that_was_reset_shows_the_cells_again_and_wha
         await painted(page, painted_before)
         assert max(map(max, await pixels(page, BUSY, 4))) > 60
         assert await pixels(page, BUSY, 4) != before
+        await page.evaluate(LOSE)
+        await expect(page.locator("#notice")).to_contain_text("graphics processor did not come back")
 
 
 COUNT_LISTENERS = """window.listening = 0;
@@ -79,11 +83,8 @@ for (const [name, by] of [['addEventListener', 1], ['removeEventListener', -1]])
 @pytest.mark.nightly
 async def test_one_plot_of_a_cells_past_is_alive_however_many_windows_were_shown(browser, config):
     """uPlot keeps a listener on the window, and with it the plot and its canvas, until it is destroyed."""
-    async with page_of(browser, config, windows(config, [USUAL_DAY] * 6)) as (page, client):
-        context = page.context
-        await context.add_init_script(COUNT_LISTENERS)
-        await page.goto(f"{origin_of(client)}/?again#cell={BUSY}")
-        counts = []
+    place, counts = f"#cell={BUSY}", []
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * 6), place, init=COUNT_LISTENERS) as (page, _):
         for _ in range(4):
             await expect(page.locator("#details .uplot")).to_have_count(1)
             counts.append(await page.evaluate("window.listening"))
@@ -100,7 +101,7 @@ WebGL2RenderingContext.prototype.bufferData = function (target, data, ...rest) {
 """Counts the hexagons of each mesh that is sent to the graphics processor in place of the last one."""
 
 
-APART, EACH = 6, 1_000
+APART, EACH = 6, 400
 """Windows that share no cell, and their cells."""
 
 
@@ -115,10 +116,7 @@ def apart(week: int) -> list[Message]:
 async def test_shapes_of_windows_that_were_left_are_dropped(browser, tmp_path):
     config = city_config(tmp_path, **{"feed.name": "bench"})
     messages = [message for week in range(APART) for message in apart(week)]
-    async with page_of(browser, config, messages) as (page, client):
-        await page.context.add_init_script(COUNT_SHAPES)
-        await page.goto(f"{origin_of(client)}/?again#at=8.50/30.2700/-97.7400")
-        await page.wait_for_selector("html[data-ready]")
+    async with page_of(browser, config, messages, "#at=8.50/30.2700/-97.7400", init=COUNT_SHAPES) as (page, _):
         for _ in range(APART - 1):
             await step(page, "Earlier window")
         shapes = await page.evaluate("window.shapes")
@@ -265,9 +263,8 @@ KEPT, MISSED = 12, 16
 
 @pytest.mark.nightly
 async def test_a_locked_screen_holds_no_more_windows_than_one_that_is_looked_at(browser, config):
-    async with page_of(browser, config, windows(config, [USUAL_DAY] * (1 + MISSED))) as (page, client):
-        await page.context.add_init_script(LOCKED)
-        await page.goto(f"{origin_of(client)}/?again#cell={BUSY}")
+    messages = windows(config, [USUAL_DAY] * (1 + MISSED))
+    async with page_of(browser, config, messages, f"#cell={BUSY}", init=LOCKED) as (page, _):
         await expect(page.locator("#details .uplot")).to_have_count(1)
         await page.evaluate("windows => (window.lock(), window.go_back(windows))", MISSED)
         await page.request_gc()
@@ -334,10 +331,7 @@ NO_STORAGE = """Object.defineProperty(window, 'localStorage', {
 @pytest.mark.nightly
 async def test_where_nothing_can_be_stored_the_theme_can_be_chosen_all_the_same(browser, config):
     """Browsers deny storage to a frame of another site."""
-    async with page_of(browser, config, window(config, 0)) as (page, client):
-        await page.context.add_init_script(NO_STORAGE)
-        await page.goto(f"{origin_of(client)}/?again")
-        await page.wait_for_selector("html[data-ready]")
+    async with page_of(browser, config, window(config, 0), init=NO_STORAGE) as (page, _):
         button = page.get_by_role("button", name="Dark colours")
         for theme in ("dark", "light", "dark"):
             await button.click()

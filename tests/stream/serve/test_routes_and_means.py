@@ -23,10 +23,10 @@ from pyarrow import parquet
 from dpcore.noise import Noise
 from stream.cli.demo_view import Releases
 from stream.config import Config
+from stream.messages.cells import cells_of, estimates_in, with_estimates
 from stream.messages.lines import line_of
-from stream.messages.message import HEXAGON_SPEED, Message, estimates_of, with_estimates
+from stream.messages.message import HEXAGON_SPEED, Message
 from stream.messages.tables import row_of
-from stream.serve.city.combining import numbers_of
 from stream.serve.city.ways import along, estimates, pieces_of, travel
 from tests.stream.serve.browser import LAPTOP, fields, needs_chromium, no_violation, pixels, place_of
 from tests.stream.serve.city import (
@@ -41,7 +41,7 @@ from tests.stream.serve.city import (
     window,
 )
 from tests.stream.serve.made_places import STOP, city_files
-from tests.stream.serve.serving import CUT, OUTSIDE, page_of, serving_file
+from tests.stream.serve.serving import fits_every_screen, page_of, serving_file
 from tests.support.participating import riders
 from tests.support.releasing import released
 
@@ -96,11 +96,12 @@ def test_the_interval_of_a_time_holds_it_however_the_errors_of_cells_depend_on_e
             errors = deviation * (math.sqrt(shared) * common + math.sqrt(1 - shared) * rng.normal(size=len(cells)))
             values = [
                 json.dumps(
-                    {"cell": cell, "status": "published", "events": 10, "mean": _mean(truth + error, 1.96 * deviation)}
+                    {"cell": cell, "status": "published", "users": 9, "events": 10}
+                    | {"mean": _mean(truth + error, 1.96 * deviation)}
                 ).encode()
                 for cell, error in zip(cells, errors.tolist(), strict=True)
             ]
-            known = estimates(numbers_of(values), "mean")
+            known = estimates(cells_of(values), "mean")
             low, high = travel(pieces, (0.0, 5000.0), known.keys(), {"now": known}, {})["now"]["minutes_interval"]
             missed += not low <= exact <= high
         assert missed <= 130, (shared, missed)
@@ -229,10 +230,7 @@ async def test_a_reader_sees_the_mean_of_a_range_and_the_way_between_two_stops_o
         await expect(ways).to_contain_text("Mean")
         await expect(ways).not_to_contain_text("Now")
         assert (await fields(page))["mean"] == "workday.7-24"
-        for width, height in ((390, 844), (1280, 800), (1920, 1080), (3840, 2160)):
-            await page.set_viewport_size({"width": width, "height": height})
-            for reaching in (OUTSIDE, CUT):
-                assert await page.evaluate(reaching) == [], width
+        await fits_every_screen(page)
         await no_violation(page)
         await page.get_by_role("button", name="Dark colours").click()
         await no_violation(page)
@@ -263,33 +261,33 @@ def few_riders(tmp_path: Path) -> tuple[Config, list[Message]]:
 def test_the_modelled_mean_leads_then_the_released_one():
     drawn = {"value": 30.0, "raw": 30.0, "interval": [20.0, 40.0], "unit": "km/h", "scale": 3.0, "clamped": False}
     modelled = {"method": "m", "value": 25.0, "interval": [22.0, 28.0], "unit": "km/h"}
-    body: dict[str, Any] = {"status": "published", "users": 5, "mean": drawn, "p50": drawn}
+    body: dict[str, Any] = {"cell": BUSY, "status": "published", "users": 5, "mean": drawn, "p50": drawn}
     leading = []
     for models in ({}, {"mean": modelled}):
-        estimates = estimates_of(body | {"post_processed": models})
+        estimates = estimates_in(body | {"post_processed": models})
         assert estimates is not None
         leading.append((estimates["mean"]["method"], estimates["mean"]["value"]))
-        assert estimates["p50"] == {"value": 30.0, "interval": [20.0, 40.0], "unit": "km/h", "method": "released"}
+        assert estimates["p50"] == {"value": 30.0, "interval": (20.0, 40.0), "unit": "km/h", "method": "released"}
     assert leading == [("released", 30.0), ("m", 25.0)]
-    assert estimates_of(body | {"status": "suppressed"}) is None
+    assert estimates_in(body | {"status": "suppressed"}) is None
 
 
 @pytest.mark.parametrize(("accounting", "bound"), [({}, 14.142), ({"accounting": "zcdp"}, 10.0)])
 def test_nobody_is_estimated_where_the_released_users_are_within_their_noise(accounting, bound):
     """One standard deviation of noise of scale 10; exact numbers have none."""
     for raw, anybody in ((bound - 0.1, False), (bound + 0.1, True), (-40.0, False)):
-        users = {"raw": raw, "value": max(raw, 0.0), "scale": 10.0}
-        assert (estimates_of({"status": "published", "users": users} | accounting) is not None) == anybody
+        users = {"raw": raw, "value": max(raw, 0.0), "scale": 10.0, "interval": [0.0, 40.0], "unit": "1"}
+        assert (estimates_in({"cell": BUSY, "status": "published", "users": users} | accounting) is not None) == anybody
 
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_every_reader_holds_the_same_number(tmp_path):
     config, messages = few_riders(tmp_path)
     values = {json.loads(m.value)["cell"]: m.value for m in messages if m.topic == HEXAGON_SPEED}
-    expected = {cell: (estimates_of(json.loads(value)) or {}).get("mean") for cell, value in values.items()}
+    expected = {cell: (estimates_in(json.loads(value)) or {}).get("mean") for cell, value in values.items()}
     assert expected[BUSY] is not None
     assert expected[BUSY]["method"] == "kalman"
-    assert expected[BUSY] | {} == json.loads(values[BUSY])["post_processed"]["mean"]
+    assert json.loads(json.dumps(expected[BUSY])) == json.loads(values[BUSY])["post_processed"]["mean"]
     assert 0.6 * len(values) < sum(mean is None for mean in expected.values())
     releases = tmp_path / "releases.ndjson"
     releases.write_text("".join(map(line_of, messages)), encoding="utf-8")
@@ -312,7 +310,7 @@ async def test_every_reader_holds_the_same_number(tmp_path):
             return await answer.read()
 
         answer = await read("/api/v1/hexagons")
-        assert with_estimates(values[BUSY]) in answer
+        assert with_estimates(values[BUSY], *cells_of([values[BUSY]])) in answer
         listed = json.loads(answer)["hexagons"]
         bodies("map, table, search", listed)
         whole = json.loads(await read("/api/v1/hexagons?format=geojson"))["features"]
@@ -350,7 +348,7 @@ async def test_every_reader_holds_the_same_number(tmp_path):
     for message in messages:
         demo.add(message.topic, dict(message.headers), message.value)
     busiest = expected[BUSY]
-    assert f"modelled mean {busiest['value']:.1f} ({busiest['interval'][0]:.0f}–" in demo.lines()[0]
+    assert f"mean {busiest['value']:.1f} ({busiest['interval'][0]:.0f}–" in demo.lines()[0]
 
 
 def _of_row(row: dict[str, Any]) -> list[Any] | None:
@@ -368,7 +366,7 @@ def _square(lng: float, lat: float) -> list[tuple[float, float]]:
 async def test_the_map_has_the_colours_of_the_smoothed_mean_and_none_where_nobody_is_estimated(browser, tmp_path):
     config, messages = few_riders(tmp_path)
     bodies = {body["cell"]: body for body in (json.loads(m.value) for m in messages if m.topic == HEXAGON_SPEED)}
-    empty = next(cell for cell, body in bodies.items() if estimates_of(body) is None and cell not in CROWDED)
+    empty = next(cell for cell, body in bodies.items() if estimates_in(body) is None and cell not in CROWDED)
     async with page_of(browser, config, messages, color_scheme="light") as (page, _):
         classes = [(*map(float, label.split("–")), colour) for label, colour in await page.evaluate(LEGEND)]
         ends = [high for _, high, _ in classes[:-1]]

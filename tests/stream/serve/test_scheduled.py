@@ -17,13 +17,13 @@ from pyarrow import parquet
 
 from dpcore.noise import Noise
 from stream.config import Config, ConfigError
-from stream.messages.message import HEXAGON_SPEED, Message, estimates_of, validator
+from stream.messages.cells import Clipping, cells_of, estimates_in
+from stream.messages.message import HEXAGON_SPEED, Message, validator
 from stream.messages.tables import table_of
-from stream.serve.city.combining import combined, numbers_of
+from stream.serve.city.combining import combined
 from stream.serve.city.places import Scheduled, ScheduledCell, ScheduledDays, read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import estimates, travel
-from stream.serve.window_store import Clipping
 from tests.stream.serve.browser import (
     DESKTOP,
     PHONE,
@@ -273,7 +273,7 @@ def test_a_motorway_is_marked_in_message_estimate_and_files_and_no_other_cell_is
     for cell, body in bodies.items():
         validator(HEXAGON_SPEED).validate(body)
         assert body.get("mean", {}).get("at_bound", False) == (cell == UNCERTAIN), body
-    leading = estimates_of(bodies[UNCERTAIN])
+    leading = estimates_in(bodies[UNCERTAIN])
     assert leading is not None
     assert (leading["mean"]["method"], leading["mean"]["at_bound"]) == ("kalman", True)
     (row,) = (row for row in csv.DictReader(io.StringIO(table_of(values, "csv").decode())) if row["cell"] == UNCERTAIN)
@@ -286,7 +286,7 @@ def test_a_motorway_is_marked_in_message_estimate_and_files_and_no_other_cell_is
 
 def test_areas_and_ways_are_marked_where_a_tenth_of_them_is_at_the_bound(tmp_path):
     values = [message.value for message in motorway(tmp_path) if message.topic == HEXAGON_SPEED]
-    cells = {cell.cell: cell for cell in numbers_of(values)}
+    cells = {cell.cell: cell for cell in cells_of(values)}
     few, many = combined(list(cells.values()), KM_H), combined([cells[UNCERTAIN]], KM_H)
     assert [part.get("at_bound") for part in (few["mean"], few["estimate"])] == [None, None]
     assert [part["at_bound"] for part in (many["mean"], many["estimate"])] == [True, True]
@@ -306,9 +306,9 @@ def test_where_users_are_protected_the_mark_follows_from_the_released_message_an
     city = {BUSY: Cell(400, 2, 85.0), STEADY: Cell(400, 2, 20.0), UNCERTAIN: Cell(25, 1, 60.0)}
     messages = released(riders(tmp_path), rows_of_city(0, city), Noise(np.random.default_rng(3).bytes))
     bodies = [json.loads(message.value) for message in messages if message.topic == HEXAGON_SPEED]
-    assert sum(estimates_of(body) is None for body in bodies) > 100
+    assert sum(estimates_in(body) is None for body in bodies) > 100
     marked = {body["cell"] for body in bodies if body["mean"].get("at_bound")}
-    follows = {body["cell"] for body in bodies if estimates_of(body) is not None and _crowds(body)}
+    follows = {body["cell"] for body in bodies if estimates_in(body) is not None and _crowds(body)}
     assert marked == follows
     assert BUSY in marked
     assert STEADY not in marked

@@ -20,7 +20,7 @@ from stream.config.servers import RedisConfig
 from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint
 from stream.local import LOOPBACK
 from stream.sources import fix_memory
-from stream.sources.derived_speed import DerivationLimits
+from stream.sources.derived_speed import LEAST_S, MOST_S
 from stream.sources.fix_memory import FixMemory, Opened
 from stream.sources.polling import Poller, PollSettings
 from stream.sources.vehicle_positions import GtfsRealtime
@@ -123,14 +123,13 @@ def snapshot_bytes(vehicles: Iterable[Vehicle], header_s: int | None = START) ->
     return data
 
 
-LIMITS = DerivationLimits()
 KEY, KEY_FILE = bytes(KEY_BYTES), Path("user.key")
 
 
 def memory(url: str) -> FixMemory:
     """The memory of a process that has just started."""
     client = blocking_client(RedisConfig(url=url), fix_memory.TIMEOUT_S)
-    fixes = LastFixes(client, "bus", key_fingerprint(KEY), LIMITS.most_s, LIMITS.least_s)
+    fixes = LastFixes(client, "bus", key_fingerprint(KEY), MOST_S, LEAST_S)
     return FixMemory(lambda: Opened(fixes, Pseudonyms(KEY)), KEY_FILE)
 
 

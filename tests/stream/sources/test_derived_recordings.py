@@ -26,10 +26,10 @@ from stream.ingestion.formats import user_identity
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import REPO_ROOT
 from stream.sources import derived_events
-from stream.sources.derived_events import DerivedEvents, derived_recording, with_speeds
+from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
-from stream.sources.opening import open_recording
+from stream.sources.recording import in_time_order, open_recording
 from tests.stream.sources.speedless import (
     MINUTES,
     NAMES,
@@ -78,7 +78,8 @@ def counted(values: list[bytes]) -> dict[str, list[bytes]]:
 
 def events_of(config: Any, path: Path) -> list[bytes]:
     source = DerivedEvents(config.feed, config.slotting)
-    return [value for block in derived_recording(config, path, "declared", source) for value in block.values]
+    with open_recording(path, "declared", config.feed) as recording:
+        return [value for block in with_speeds(in_time_order(recording), source) for value in block.values]
 
 
 @pytest.mark.parametrize("kind", ["csv", "ndjson", "parquet"])

@@ -20,11 +20,12 @@ from dpcore.earth import great_circle_m
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import LOOPBACK, RedisServer
 from stream.sources import fix_memory as module
+from stream.sources.derived_speed import MOST_S
 from stream.sources.vehicle_positions import GtfsRealtime
 from stream.storage import last_fixes
 from stream.storage.last_fixes import FIX
 from stream.storage.row_store import RowStore
-from tests.stream.sources.agency import KEY, LIMITS, START, Vehicle, fleet, memory, reader, snapshot_bytes, started
+from tests.stream.sources.agency import KEY, START, Vehicle, fleet, memory, reader, snapshot_bytes, started
 from tests.support.builders import bus_config, riders_config
 
 
@@ -153,7 +154,7 @@ def test_neither_a_vehicle_nor_its_name_can_be_read_from_what_is_kept(url):
         assert len(keys) == 1
         assert keys[0].startswith(b"hv:{bus}:fixes:")
         assert b"agency" not in b"".join(part for item in client.hgetall(keys[0]).items() for part in item)
-        assert 0 < client.ttl(keys[0]) <= 2 * LIMITS.most_s
+        assert 0 < client.ttl(keys[0]) <= 2 * MOST_S
         (field,) = client.hkeys(keys[0])
     assert len(field) == 8
 

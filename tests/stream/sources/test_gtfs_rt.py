@@ -18,8 +18,7 @@ from structlog.testing import capture_logs
 
 from stream.local import REPO_ROOT
 from stream.sources import snapshot_events
-from stream.sources.live import FileSink, poll
-from stream.sources.polling import FetchError, Poller, PollSettings, backed_off
+from stream.sources.polling import FetchError, FileSink, Poller, PollSettings, backed_off, poll
 from stream.sources.snapshots import SnapshotError
 from tests.stream.sources.agency import FEED, START, Agency, answer, fetch, fleet, reader, run, snapshot_bytes
 from tests.support import hourly

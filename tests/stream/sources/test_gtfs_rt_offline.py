@@ -26,8 +26,7 @@ from stream.embedded import EmbeddedFeed
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import REPO_ROOT
-from stream.sources.live import FileSink, poll
-from stream.sources.polling import FetchError, Poller, PollSettings
+from stream.sources.polling import FetchError, FileSink, Poller, PollSettings, poll
 from stream.sources.timestamps import Staleness
 from stream.storage.keys import FeedKeys
 from stream.storage.last_fixes import FIX

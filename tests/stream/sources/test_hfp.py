@@ -452,19 +452,6 @@ async def test_a_malformed_topic_is_refused_alone_and_a_silence_before_it_is_sai
         (["mqtts://agency.example", "--topic", "hfp/#/x"], "is no topic filter"),
         (["mqtts://agency.example", "--offline"], "name a file like releases.ndjson"),
     ],
-    ids=[
-        "scheme",
-        "port",
-        "name",
-        "password",
-        "odd password",
-        "odd name",
-        "no TLS",
-        "no file",
-        "no certificate",
-        "topic",
-        "no out",
-    ],
 )
 def test_wrong_options_are_refused_before_anything_is_sent(arguments, says, helsinki, monkeypatch):
     monkeypatch.chdir(helsinki.parent)

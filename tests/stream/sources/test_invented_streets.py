@@ -9,7 +9,7 @@ import shapely
 from stream.config.feed import FeedConfig
 from stream.config.section import BoundingBox
 from stream.serve.city.city import read_streets
-from stream.sources.invented_city import crossing, invented_schedule, streets
+from stream.sources.live_city import crossing, invented_schedule, streets
 from stream.sources.network import site_in
 from stream.sources.simulate import Simulation, simulated_fleet
 from tests.stream.sources.recordings import AUSTIN

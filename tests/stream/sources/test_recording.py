@@ -14,8 +14,7 @@ from stream.config.feed import FeedConfig, FeedFields
 from stream.sources import lines as lines_module
 from stream.sources.lines import Lines, RecordingError
 from stream.sources.messages import Messages
-from stream.sources.recording import Recording
-from stream.sources.replay import Replay, in_time_order
+from stream.sources.recording import Recording, Replay, in_time_order
 from tests.stream.sources.recordings import feed, gathered
 
 CAPMETRO_HEADER = b"vehicle_id,timestamp,speed,route_id,trip_id,latitude,longitude,trip_headsign\n"

@@ -16,13 +16,10 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 import pytest
-import typer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.cli import replay as replay_cli
-from stream.cli import simulate as simulate_cli
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.local import LOOPBACK, REPO_ROOT, free_port
@@ -40,7 +37,7 @@ from stream.sources.pushed import (
     read_body,
     serve_push,
 )
-from stream.sources.replay import Replay
+from stream.sources.recording import Replay
 from tests.stream.sources.recordings import feed, gathered
 from tests.support import hourly
 from tests.support.builders import bus_config, riders_config
@@ -169,16 +166,7 @@ def test_a_pace_that_is_no_pace_is_refused(speed):
         Pacer(speed)
 
 
-@pytest.fixture
-def cli() -> typer.Typer:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    app.command("replay")(replay_cli.command)
-    app.command("simulate")(simulate_cli.command)
-    return app
-
-
-async def test_the_replay_command_sends_and_tells(cli, kafka, topic, repo_root, tmp_path, monkeypatch):
+async def test_the_replay_command_sends_and_tells(kafka, topic, tmp_path, monkeypatch):
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic)
     monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # the recording is over
@@ -192,7 +180,7 @@ async def test_the_replay_command_sends_and_tells(cli, kafka, topic, repo_root, 
     assert (summary["events"], summary["unread"], summary["interrupted"]) == (2, 1, False)
     assert (summary["first"], summary["last"]) == ("2024-03-18T12:00:00Z", "2024-03-18T12:00:00Z")
     assert sum(map(len, await stored(kafka, topic))) == 2
-    absent = CliRunner().invoke(cli, [*command[:1], str(tmp_path / "no.csv"), *command[2:]])
+    absent = CliRunner().invoke(app, [*command[:1], str(tmp_path / "no.csv"), *command[2:]])
     assert (absent.exit_code, "No such file" in absent.stderr) == (2, True)
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:1")
     assert (await asyncio.to_thread(lambda: _in_process(command))).returncode == 3
@@ -218,11 +206,7 @@ async def test_ctrl_c_ends_the_simulator_cleanly_with_a_summary(kafka, topic, re
 
 
 def _launch(command: list[str]) -> list[str]:
-    program = (
-        "import typer; from stream.cli import replay, simulate; app = typer.Typer(); "
-        "app.command('replay')(replay.command); app.command('simulate')(simulate.command); app()"
-    )
-    return [sys.executable, "-c", program, *command]
+    return [sys.executable, "-m", "stream", *command]
 
 
 def _in_process(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -22,16 +20,15 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.cli.live import live_speed_note
+from stream.cli.feeding import live_speed_note
 from stream.config.feed import FeedConfig
 from stream.sources import siri
 from stream.sources.delivery import Pacer, Progress, deliver, in_background
 from stream.sources.hfp import HighFrequencyPositions, Publication
-from stream.sources.live import FileSink, poll
 from stream.sources.messages import Messages
-from stream.sources.polling import Poller, PollSettings
+from stream.sources.polling import Poller, PollSettings, poll
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import IN_FUTURE, LARGE_BYTES, Decode, DecodedApart, Snapshot, SnapshotError
+from stream.sources.snapshots import IN_FUTURE, Decode, Snapshot, SnapshotError
 from stream.sources.timestamps import RefusalWatch
 from stream.sources.vehicle_positions import decode_snapshot
 from stream.windows import Slotting
@@ -104,86 +101,6 @@ def test_timers_fire_while_an_answer_is_decoded_and_its_events_arrive():
     with Agency([answer(200, fleet(0, speed=7.0))]) as agency:
         asyncio.run(run(agency.url))
     assert len(kept.values) == 3
-
-
-def large_snapshot() -> bytes:
-    """25 MiB of protobuf: 30 000 vehicles, and predictions for 2.3 million stops, as agencies publish them together."""
-    one = gtfs_realtime_pb2.FeedMessage()
-    one.header.gtfs_realtime_version = "2.0"
-    one.header.timestamp = START
-    header = one.SerializeToString()
-    entity = one.entity.add()
-    entity.id = "000000"
-    entity.vehicle.vehicle.id = "bus-000000"
-    entity.vehicle.timestamp = START
-    position = entity.vehicle.position
-    position.latitude, position.longitude, position.speed = 28.6, 77.2, 7.0
-    template = one.SerializeToString()[len(header) :].split(b"000000")
-    vehicles = b"".join((b"%06d" % n).join(template) for n in range(30_000))
-    stop = gtfs_realtime_pb2.TripUpdate.StopTimeUpdate(stop_sequence=7, stop_id="s")
-    stop.arrival.delay = 60
-    predictions = field(2, field(1, b"trip") + field(3, field(2, stop.SerializeToString()) * 2_300_000))
-    return header + vehicles + predictions
-
-
-def field(number: int, content: bytes) -> bytes:
-    """A field of protobuf with a length."""
-    length, size = b"", len(content)
-    while size >= 128:
-        length, size = length + bytes([size & 127 | 128]), size >> 7
-    return bytes([number << 3 | 2]) + length + bytes([size]) + content
-
-
-def test_the_event_loop_never_pauses_for_long_while_25_mib_are_decoded_and_written(tmp_path):
-    """A pause is measured in processor time of this process: a busy machine prolongs every other measure."""
-    body, settings = large_snapshot(), PollSettings(largest=32 << 20)
-    assert len(body) > 24 << 20
-    pauses: list[float] = []
-
-    async def probe() -> None:
-        before = time.process_time()
-        while True:
-            await asyncio.sleep(0.001)
-            pauses.append(time.process_time() - before)
-            before = time.process_time()
-
-    async def run(url: str) -> None:
-        probing = asyncio.create_task(probe())
-        await poll(reader(), Poller(url, settings), settings, FileSink(tmp_path / "out"), asyncio.Event(), once=True)
-        probing.cancel()
-
-    with Agency([answer(200, body)]) as agency:
-        asyncio.run(run(agency.url))
-    assert len((tmp_path / "out").read_bytes().splitlines()) == 30_000
-    assert max(pauses) < 0.2, f"{max(pauses):.3f} s"
-
-
-def test_a_decoder_that_dies_is_an_answer_that_is_skipped_and_the_next_one_is_decoded():
-    apart = DecodedApart(dies_of_zeros)
-    with pytest.raises(SnapshotError, match="the process that decoded them ended"):
-        apart(bytes(LARGE_BYTES), None)
-    with pytest.raises(SnapshotError, match="more entities"):
-        apart(b"x" * LARGE_BYTES, None)
-
-
-def test_a_large_document_is_decoded_after_the_thread_ended_that_decoded_the_first_one():
-    apart = DecodedApart(decode_snapshot)
-
-    def refused() -> None:
-        with pytest.raises(SnapshotError, match="more entities"):
-            apart(b"x" * LARGE_BYTES, None)
-
-    first = threading.Thread(target=refused)
-    first.start()
-    first.join()
-    refused()
-
-
-def dies_of_zeros(body: bytes, received_us: int | None) -> Snapshot:
-    """As a decoder for which memory does not suffice."""
-    if body[:1] == b"\0":
-        os._exit(1)
-    return decode_snapshot(body, received_us)
 
 
 def test_timers_fire_while_a_stored_snapshot_is_decoded_and_errors_keep_their_place():

@@ -18,7 +18,7 @@ from stream.config.section import BoundingBox
 from stream.local import REPO_ROOT
 from stream.serve.city.places import read_places
 from stream.sources import schedule
-from stream.sources.invented_city import invented_schedule
+from stream.sources.live_city import invented_schedule
 from stream.sources.places import Place, as_table, places, route_lines, simplified
 from stream.sources.schedule import Schedule, ScheduleError, Stop, read_schedule
 from stream.sources.simulate import Simulation
@@ -113,8 +113,8 @@ def test_a_hostile_archive_is_refused_with_a_sentence(name, tmp_path):
 
 
 def test_a_bomb_is_read_no_further_than_its_bound(tmp_path, monkeypatch):
-    monkeypatch.setitem(schedule.LARGEST, "shapes", 1 << 20)
-    monkeypatch.setitem(schedule.MOST_ROWS, "trips", 100)
+    monkeypatch.setitem(schedule.BOUNDS, "shapes", (1 << 20, 10**6))
+    monkeypatch.setitem(schedule.BOUNDS, "trips", (1 << 20, 100))
     bomb = archive(tmp_path / "bytes.zip", with_file("shapes.txt", FILES["shapes.txt"] + "s1,30,-97,1\n" * 200_000))
     assert bomb.stat().st_size < 50_000
     with pytest.raises(ScheduleError, match=r"shapes\.txt has more than 1048576 bytes"):
@@ -243,7 +243,7 @@ def test_the_file_that_gtfs_writes_is_served_with_names_that_are_printable(tmp_p
     assert [place.cell for place in served.cells] == [place.cell for place in chart.cells]
     assert {stop.name for stop in served.stops} == {"Congress / 6th", "Lamar, North", "a b"}
     assert {line.route for line in served.lines} == {"2", "10", "Airport"}
-    assert set(served.corridors) == {"2", "10", "Airport"}
+    assert set(served.corridors()) == {"2", "10", "Airport"}
 
 
 def test_platforms_of_one_name_and_place_are_one_stop():

@@ -195,11 +195,6 @@ def test_parameters_outside_their_bounds_are_refused(changes, message):
         run(**changes)
 
 
-def test_a_share_above_one_is_refused():
-    with pytest.raises(ValueError, match="late"):
-        Faults(late=1.5)
-
-
 @pytest.fixture
 def cli() -> typer.Typer:
     app = typer.Typer()
@@ -233,12 +228,6 @@ def test_a_start_at_which_no_event_is_accepted_is_refused_with_the_bounds(cli, s
     assert result.exit_code == 2, result.exception
     assert start in result.stderr
     assert "before 2000 or after 2099" in result.stderr
-
-
-def test_the_default_start_is_now():
-    now = round(datetime.now(UTC).timestamp() * 1e6)
-    due, _ = run(start_us=now, duration=timedelta(minutes=1), faults=CLEAN)
-    assert due.min() >= now
 
 
 START_US, WINDOWS, CARS = 1_772_600_400_000_000, 20, 400

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config.feed import FeedConfig
 from stream.ingestion.formats import parse_time
-from stream.sources import live
+from stream.sources import polling
 from stream.sources.siri import SiriVehicleMonitoring, decode_siri
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, decompressed
 from stream.windows import Slotting
@@ -273,7 +273,7 @@ def test_no_error_of_a_release_shows_the_key_in_the_address(scheme, monkeypatch,
     async def away(*_: object, **__: object) -> None:
         raise RedisError("away")
 
-    monkeypatch.setattr(live, "poll", away)
+    monkeypatch.setattr(polling, "poll", away)
     source = f"{scheme}://city:hidden@127.0.0.1:9/x?key=hidden"
     options = ["--offline", "--out", str(tmp_path / "r.ndjson"), "--config", str(bus_fleet_file(tmp_path, DELHI))]
     code, out, stderr = run(source, *options)

@@ -23,7 +23,8 @@ from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.participation import Layout
 from stream.config import Config, ConfigError
-from stream.config.public_cells import Box, read_area
+from stream.config.public_cells import read_area
+from stream.config.section import BoundingBox
 from stream.messages.message import WINDOW, validator
 from stream.statistics.columns import Derived
 from stream.statistics.pipeline import post_process
@@ -150,7 +151,7 @@ def test_an_area_of_weights_that_add_up_to_more_than_one_is_refused():
         Layout.of(mean=True, variance=False, percentiles=False, weight="user", upper=6500, bins=32, area=True)
 
 
-AUSTIN = Box(29.8, -98.3, 30.9, -97.2)
+AUSTIN = BoundingBox(south=29.8, west=-98.3, north=30.9, east=-97.2)
 RING = [[-97.8, 30.2], [-97.6, 30.2], [-97.6, 30.4], [-97.8, 30.2]]
 
 
@@ -210,7 +211,7 @@ def test_swapped_coordinates_are_recognised(tmp_path):
     file = tmp_path / "oslo.geojson"
     file.write_text(json.dumps(polygon([[59.9, 10.7], [59.95, 10.7], [59.95, 10.8], [59.9, 10.7]])))
     with pytest.raises(ConfigError, match="write longitude first: all would be inside"):
-        read_area(file, Box(59.8, 10.5, 60.0, 11.0))
+        read_area(file, BoundingBox(south=59.8, west=10.5, north=60.0, east=11.0))
 
 
 def test_areas_of_every_form_are_read(tmp_path):

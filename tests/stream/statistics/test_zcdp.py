@@ -217,7 +217,7 @@ async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_
             encode_plan(msgspec.structs.replace(plan, due=Due(plan.terms, plan.window, generation))),
         )
         out = io.StringIO()
-        closing = ReleaseProtocol.connect(
+        closing = ReleaseProtocol(
             statistics_of(running), redis, MemoryRows({SLOT: rows}), ledger, LinePublisher(out), Noise()
         )
         with pytest.raises(LedgerError, match="another unit"):
@@ -240,7 +240,7 @@ async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent
     ledger, out = Ledger(redis, config.feed.name), io.StringIO()
     await ledger.start_generation(birth=0)
     await ledger.claim_policy(config.ledger_policy)
-    closing = ReleaseProtocol.connect(
+    closing = ReleaseProtocol(
         statistics_of(config), redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise()
     )
     totals = []

@@ -35,8 +35,7 @@ from stream.storage.last_fixes import FIX, LastFixes
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.partitions import each
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import AppendTimes, Behind, ReadThrough, RowStore
-from stream.storage.sealed_rows import NotSealedError
+from stream.storage.row_store import AppendTimes, Behind, NotSealedError, ReadThrough, RowStore
 from tests.support.builders import SLOT, bus_config, in_order, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.environment import write_secret
@@ -121,7 +120,7 @@ def closing(redis: Redis, config: Config, publisher: Collected, **hooks: Any) ->
     """The release protocol, as the closing process connects it on a cluster."""
     rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
     rows_of_cluster = RowsOfCluster(DueWindows(config, rows, store, ledger))
-    return ReleaseProtocol.connect(statistics_of(config), redis, rows_of_cluster, ledger, publisher, Noise(), **hooks)
+    return ReleaseProtocol(statistics_of(config), redis, rows_of_cluster, ledger, publisher, Noise(), **hooks)
 
 
 def counts(publisher: Collected) -> list[tuple[Any, ...]]:

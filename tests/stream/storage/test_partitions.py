@@ -27,8 +27,7 @@ from stream.local import REPO_ROOT
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, RetiredError
 from stream.storage.retirement import Retirement
-from stream.storage.row_store import ROW, Appended, Behind, ReadThrough, RowStore
-from stream.storage.sealed_rows import NotSealedError
+from stream.storage.row_store import ROW, Appended, Behind, NotSealedError, ReadThrough, RowStore
 from stream.windows import Period, Slotting
 from tests.support.sharing import LEDGER, sharing
 from tests.support.stored_rows import fill

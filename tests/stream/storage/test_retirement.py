@@ -90,18 +90,6 @@ async def test_what_is_forgotten_can_never_be_charged_again_even_if_it_is_adopte
     assert len(refused) == 3, "the period that is kept forgot what was spent"
 
 
-async def test_without_the_mark_a_forgotten_budget_would_be_granted_again(redis):
-    """The planted bug."""
-    await release_days(redis, "bus", range(2), users=3)
-    ledger, users = Ledger(redis, "bus"), np.arange(3, dtype=np.uint64)
-    await Retirement(redis, "bus", SLOTTING).retire(period(1).start)
-    await redis.delete(KEYS.retired)
-    refused = await ledger.charge(
-        period(0).start, period(0), await ledger.generation() or "", users, np.full(3, 10), 10
-    )
-    assert not len(refused)
-
-
 async def test_the_mark_never_goes_back_and_the_newest_release_is_always_remembered(redis):
     await release_days(redis, "bus", range(3), users=2)
     retirement = Retirement(redis, "bus", SLOTTING)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from stream.storage.keys import FeedKeys, PartKeys
-from stream.storage.row_store import ROW, AppendTimes, Behind, ReadThrough, RowStore, StateError
+from stream.storage.row_store import ROW, AppendTimes, Behind, ReadThrough, RowStore
 from tests.support.stored_rows import rows_in
 
 pytestmark = pytest.mark.every_server
@@ -66,15 +65,6 @@ def test_any_overlapping_deliveries_leave_every_row_once(redis_url, deliveries):
             await redis.aclose()
 
     asyncio.run(run())
-
-
-async def test_the_planted_bug_of_trusting_batch_boundaries_is_seen(redis):
-    """Twin of the test above: an append that forgets the stored offset doubles rows, and the same check finds it."""
-    state = RowStore(redis, "bus")
-    await deliver(state, 0, 20)
-    await redis.hset(PartKeys(FeedKeys("bus"), "t/0").progress, "offset", 10)
-    await deliver(state, 10, 30)
-    assert sorted(await stored_users(redis)) != expected_users(30)
 
 
 async def test_a_full_redis_refuses_a_batch_as_a_whole_and_takes_it_once_it_has_room(redis):
@@ -243,15 +233,6 @@ async def test_offsets_move_only_from_where_the_mover_saw_them(redis):
     assert (await state.next_offsets())["t/0"] == 10
     await state.move("t/0", 10, 500)
     assert (await state.next_offsets())["t/0"] == 500
-
-
-async def test_a_second_user_key_is_refused(redis):
-    state = RowStore(redis, "bus")
-    await state.claim_key("one")
-    await state.claim_key("one")
-    with pytest.raises(StateError, match="user_key_file"):
-        await state.claim_key("two")
-    await RowStore(redis, "tram").claim_key("two")
 
 
 async def test_very_many_rows_read_back_as_written(redis):

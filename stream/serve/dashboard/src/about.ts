@@ -5,7 +5,7 @@ import { say, sayIfKnown } from './texts';
 import { hours, length, span, when, zoneName } from './times';
 import { SHORTCUTS } from './shortcuts';
 import { inUnit, unit } from './units';
-import type { Limit, Marker } from './types';
+import type { Marker } from './types';
 import type { View } from './view';
 
 export function setUpAbout(view: View): void {
@@ -17,6 +17,10 @@ export function setUpAbout(view: View): void {
   byId('about-close').addEventListener('click', () => dialog.close());
   dialog.addEventListener('click', (event) => event.target === dialog && dialog.close());
 }
+
+const EVERYWHERE = ['curator', 'correlated', 'periods', 'late', 'modelled'] as const;
+/** Limits for readers (`docs/known-limits.md` lists all, also for operators), those of one relation first, by the name of their texts. */
+const LIMITS = { values: ['values', ...EVERYWHERE], participation: ['means', ...EVERYWHERE] } as const;
 
 type Fact = [term: string, ...said: (string | HTMLElement)[]];
 
@@ -90,7 +94,6 @@ function body(view: View): HTMLElement[] {
     make('p', {}, say('about.day')),
   ];
   if (!marker || !view.window) return [make('p', {}, say('about.none')), ...how];
-  const limits = view.limits.filter((limit) => limit.relation === null || limit.relation === relation);
   return [
     ...(view.opens === 'typical' ? [make('p', { class: 'lead' }, say('about.map.typical'))] : []),
     make('p', { class: 'lead' }, say(`about.relation.${relation}`)),
@@ -98,15 +101,9 @@ function body(view: View): HTMLElement[] {
     make('dl', { class: 'facts' }, ...facts(view, marker).flatMap(([term, ...said]) => [make('dt', {}, term), make('dd', {}, ...said)])),
     ...how,
     make('h3', {}, say('about.limits')),
-    make('ul', {}, ...limits.flatMap(limitItem)),
+    make('ul', {}, ...LIMITS[relation].map((name) => make('li', {}, make('strong', {}, say(`limit.${name}.title`)), ` ${say(`limit.${name}.text`)}`))),
     make('h3', {}, say('about.keys')),
     make('dl', { class: 'keys' }, ...SHORTCUTS.flatMap(([keys, meaning]) => [make('dt', {}, sayIfKnown(keys) ?? keys), make('dd', {}, say(meaning))])),
     make('p', { class: 'quiet' }, `${say('about.land')} `, make('a', { href: 'licences.md' }, say('about.licences'))),
   ];
-}
-
-/** A limit in words; none that this page has no words for. */
-function limitItem({ name }: Limit): HTMLElement[] {
-  const [title, text] = [sayIfKnown(`limit.${name}.title`), sayIfKnown(`limit.${name}.text`)];
-  return title && text ? [make('li', {}, make('strong', {}, title), ` ${text}`)] : [];
 }

@@ -22,7 +22,7 @@ function claim(rule: AlertRule): string {
 const told = ({ value, limit }: Alert) => say(value > limit ? 'alerts.cell.above' : 'alerts.cell', { value: decimals(inUnit(value), 1), limit: decimals(inUnit(limit), 1), unit: unit() });
 
 export function showAlerts(view: View, choose: Choose): void {
-  const { alerts } = view;
+  const { alerts } = view.beside;
   byId('alerts').hidden = !view.alerting;
   byId('alerts-count').textContent = alerts?.alerts.length ? String(alerts.alerts.length) : '';
   const list = byId('alerts-list');
@@ -33,7 +33,7 @@ export function showAlerts(view: View, choose: Choose): void {
   if (alert) (again ?? byId('alerts-button')).focus();
 }
 
-const failure = (view: View) => make('p', { class: 'quiet' }, say('alerts.failed', { reason: view.alertsFailed }));
+const failure = (view: View) => make('p', { class: 'quiet' }, say('alerts.failed', { reason: view.beside.refused }));
 
 function section(view: View, rule: AlertRule, all: Alert[], choose: Choose): HTMLElement[] {
   const named = all.filter((alert) => alert.rule === rule.name);
@@ -52,7 +52,7 @@ function item(view: View, alert: Alert, choose: Choose): HTMLElement {
 
 /** What the rules say of one cell. */
 export function alertsOf(view: View, cell: string): HTMLElement[] {
-  const { rules = [], alerts = [] } = view.alerts ?? {};
+  const { rules = [], alerts = [] } = view.beside.alerts ?? {};
   return alerts
     .filter((alert) => alert.cell === cell)
     .map((alert) => make('p', { class: 'alert' }, `${claim(rules.find((rule) => rule.name === alert.rule)!)}. ${told(alert)}`));

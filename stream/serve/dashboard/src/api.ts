@@ -1,11 +1,11 @@
 /** Requests to the read API; every address is relative to the page. */
 
-import type { Position } from 'geojson';
+import type { FeatureCollection, MultiLineString, MultiPoint, Point, Position } from 'geojson';
 import type { Heat } from './heat';
 import { overQuery, type Over } from './over';
 import { say } from './texts';
 import type {
-  AlertList, Along, AreaName, AreaStatistics, Box, Hexagon, OtherDay, LineFeature, MeanList, PlaceList, RouteWay, ScheduledSpeeds, Settings, StopFeature, WindowCells, WindowSummary,
+  AlertList, Along, AreaName, AreaStatistics, Box, Hexagon, OtherDay, MeanList, PlaceList, RouteWay, Scheduled, Settings, WindowCells, WindowSummary,
 } from './types';
 
 export class ApiError extends Error {
@@ -53,7 +53,7 @@ export const cells = (feed: string, start: string) =>
   get<WindowCells>('api/v1/hexagons', { feed, window: start });
 
 export const scheduled = async (feed: string, start: string) =>
-  (await get<ScheduledSpeeds>(`api/v1/windows/${encodeURIComponent(start)}/scheduled`, { feed })).cells;
+  (await get<{ cells: Scheduled[] }>(`api/v1/windows/${encodeURIComponent(start)}/scheduled`, { feed })).cells;
 
 /** `day`: a local date; without one, that of a week before or else the day before. */
 export const otherDay = (feed: string, start: string, statistic: string, day: string | null) =>
@@ -65,7 +65,7 @@ export const places = () => get<PlaceList>('api/v1/places');
 
 /** The lines of all routes and streets, and sensors as lines of one place. */
 export async function lines(): Promise<Position[][]> {
-  const found = await Promise.all(['api/v1/routes', 'api/v1/streets'].map((path) => get<{ features: LineFeature[] }>(path)));
+  const found = await Promise.all(['api/v1/routes', 'api/v1/streets'].map((path) => get<FeatureCollection<MultiLineString | MultiPoint>>(path)));
   return found.flatMap(({ features }) => features).flatMap(({ geometry }) =>
     geometry.type === 'MultiPoint' ? geometry.coordinates.map((at) => [at]) : geometry.coordinates);
 }
@@ -82,22 +82,20 @@ export const travel = async (feed: string, along: Along) =>
 export const travelAddress = (feed: string, along: Along) =>
   `${travelPath(along)}?${new URLSearchParams({ ...travelQuery(feed, along), format: 'csv' })}`;
 
-/** Means over a range; of an area by its name or corners, or of all cells. */
-export const means = (feed: string, over: Over, area: { area?: string; ring?: Position[] } = {}) =>
-  get<MeanList>('api/v1/means', {
-    feed, ...overQuery(over), ...(area.area ? { area: area.area } : {}), ...(area.ring ? { ring: area.ring.flat().join(',') } : {}),
-  });
+/** How the API is told of an area: by its name, or by the longitude and latitude of every corner. */
+type Which = { area: string } | { ring: string };
 
-export const stops = async () => (await get<{ features: StopFeature[] }>('api/v1/stops')).features;
+/** Means over a range, of an area or of all cells. */
+export const means = (feed: string, over: Over, which?: Which) => get<MeanList>('api/v1/means', { feed, ...overQuery(over), ...which });
+
+export const stops = async () => (await get<FeatureCollection<Point, { name: string }>>('api/v1/stops')).features;
 
 export const areas = async () => (await get<{ areas: AreaName[] }>('api/v1/areas')).areas;
 
-export const area = (feed: string, name: string, start: string | undefined) =>
-  get<AreaStatistics>(`api/v1/areas/${encodeURIComponent(name)}`, { feed, ...(start ? { window: start } : {}) });
-
-/** `ring`: longitude and latitude of every corner. */
-export const drawnArea = (feed: string, ring: Position[], start: string | undefined) =>
-  get<AreaStatistics>('api/v1/area', { feed, ring: ring.flat().join(','), ...(start ? { window: start } : {}) });
+export const area = (feed: string, which: Which, start?: string) => {
+  const [path, query] = 'area' in which ? [`api/v1/areas/${encodeURIComponent(which.area)}`, {}] : ['api/v1/area', which];
+  return get<AreaStatistics>(path, { feed, ...query, ...(start ? { window: start } : {}) });
+};
 
 export const history = async (feed: string, cell: string) =>
   (await get<{ releases: Hexagon[] }>(`api/v1/cells/${encodeURIComponent(cell)}`, { feed })).releases;

@@ -125,6 +125,6 @@ export function areaFile({ ring, name }: Drawn, unnamed: string): string {
 /** "Users whose last position was in the box, by the spatial histogram (auto): 12, 95 % interval 3–30." */
 export function counted({ value, interval, mechanism, fixes_per_user: most }: Counted): string {
   const what = mechanism === 'euler' ? 'area.regions' : most === 1 ? 'area.users' : 'area.fixes';
-  const range = interval ? say('area.interval', { low: interval[0], high: interval[1] }) : say('area.no-interval');
+  const range = interval ? say('area.interval', { low: decimals(interval[0], 0), high: decimals(interval[1], 0) }) : say('area.no-interval');
   return say(what, { mechanism, most, value: decimals(Math.max(value, 0), 0), range });
 }

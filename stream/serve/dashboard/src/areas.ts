@@ -5,6 +5,7 @@ import { areaKey, linesWith, ringOf, type Area } from './area';
 import { byId } from './dom';
 import { Drawing, type Form } from './drawing';
 import { boxOf } from './hexagons';
+import type { Page } from './main';
 import type { Mapped } from './mapless';
 import { boundsForm, cornersForm, counts, forms, heading } from './measure';
 import { together } from './named';
@@ -12,15 +13,6 @@ import { covered } from './room';
 import { say } from './texts';
 import type { AreaStatistics, Box } from './types';
 import type { View } from './view';
-
-export interface Around {
-  /** The area changed, so that address, table and card must, too. */
-  changed(): void;
-  /** Open a cell. */
-  cell(cell: string): void;
-  /** Whether windows are played, so that nothing is announced. */
-  isPlaying(): boolean;
-}
 
 export class Areas {
   private readonly drawing: Drawing;
@@ -32,7 +24,7 @@ export class Areas {
   constructor(
     private readonly view: View,
     private readonly map: Mapped,
-    private readonly around: Around,
+    private readonly page: Page,
     isPlaced: boolean,
   ) {
     this.first = isPlaced ? null : view.area;
@@ -57,7 +49,7 @@ export class Areas {
     this.outline(area);
     this.asked = area;
     this.show();
-    this.around.changed();
+    this.page.areaChanged();
   }
 
   /** Begin to draw, or give up drawing. */
@@ -66,7 +58,7 @@ export class Areas {
     this.view.selected = null;
     this.clear();
     this.draw(this.drawing.form);
-    this.around.changed();
+    this.page.areaChanged();
   }
 
   /** No area is open any more. */
@@ -81,7 +73,7 @@ export class Areas {
     if (byId('details').contains(document.activeElement)) byId('box-button').focus();
     byId('box-button').setAttribute('aria-pressed', 'false');
     void this.map.outline(null);
-    if (redraw) this.around.changed();
+    if (redraw) this.page.areaChanged();
   }
 
   /** The middle of the map is a corner of the polygon; false where none is drawn. */
@@ -101,7 +93,7 @@ export class Areas {
     const body = byId('details-body');
     const card = heading(view, area, form);
     if (!area) card.push(forms(form, (chosen) => this.draw(chosen)));
-    else if (area.kind !== 'refused') card.push(together(view, area, (answer, reading) => this.answered(area, answer, reading), this.around.cell));
+    else if (area.kind !== 'refused') card.push(together(view, area, (answer, reading) => this.answered(area, answer, reading), this.page.open));
     if (area?.kind === 'box') card.push(counts(view, area.box));
     byId('details').hidden = false;
     const typed = body.querySelector('form');
@@ -174,9 +166,8 @@ export class Areas {
     if (shape && area.kind === 'named') void this.map.outline(shape);
     if (this.asked !== area) return;
     this.asked = null;
-    if (shape?.coordinates.length && (area.kind === 'named' || area === this.first)) {
-      this.map.map.fitBounds(boxOf(shape), { padding: covered(), animate: false, maxZoom: 14 });
-    }
-    if (!this.around.isPlaying()) byId('status').textContent = reading;
+    const box = shape && (area.kind === 'named' || area === this.first) ? boxOf(shape) : null;
+    if (box) this.map.map.fitBounds(box, { padding: covered(), animate: false, maxZoom: 14 });
+    if (!this.page.isPlaying()) byId('status').textContent = reading;
   }
 }

@@ -60,7 +60,7 @@ const STREETS: { name: RegExp; kind: 'fill' | 'line'; colour: keyof MapColours }
   { name: /^(waterway|water_lines)$/, kind: 'line', colour: 'sea' },
   { name: ROADS, kind: 'line', colour: 'road' },
   { name: /^transit$/, kind: 'line', colour: 'road' },
-  { name: /^(boundaries|boundary)$/, kind: 'line', colour: 'grid' },
+  { name: /^(boundaries|boundary)$/, kind: 'line', colour: 'coast' },
 ];
 
 /** Layers that hold names in the same schemas, the least important first. */

@@ -1,12 +1,12 @@
 /** What the operator's files of the city add to the page: the search with the list of areas, and the switches for lines and hexagons. */
 
 import { byId, closing, make } from './dom';
-import type { Targets } from './search';
+import type { Page } from './main';
 import { say } from './texts';
 import type { Settings } from './types';
 import type { View } from './view';
 
-export function setUpCity(view: View, settings: Settings, redraw: () => void, targets: Targets): void {
+export function setUpCity(view: View, settings: Settings, page: Page): void {
   const menu = byId<HTMLDetailsElement>('search');
   menu.hidden = !settings.places && !settings.areas;
   closing(menu);
@@ -23,7 +23,7 @@ export function setUpCity(view: View, settings: Settings, redraw: () => void, ta
       if (isLost) (opener instanceof HTMLElement && opener.isConnected ? opener : byId('search-button')).focus();
       return;
     }
-    ready ??= import('./search').then(({ setUpSearch }) => setUpSearch(view, targets));
+    ready ??= import('./search').then(({ setUpSearch }) => setUpSearch(view, page));
     ready.then(
       () => byId('search-input').focus(),
       () => {
@@ -38,7 +38,7 @@ export function setUpCity(view: View, settings: Settings, redraw: () => void, ta
     toggle.checked = view.drawn[name];
     toggle.addEventListener('change', () => {
       view.drawn = { ...view.drawn, [name]: toggle.checked };
-      redraw();
+      page.redraw();
     });
   }
 }

@@ -1,7 +1,8 @@
 /** The card of choices: statistic, colours, kind of value, and the legend. */
 
-import { byId, chip, make, type Mark } from './dom';
+import { byId, chip, make, row, swatch, type Mark } from './dom';
 import { heatLegend } from './heat';
+import type { Page } from './main';
 import { say } from './texts';
 import {
   COMPARING,
@@ -21,20 +22,9 @@ import { chosenUnit, otherValue, unit, type Unit } from './units';
 import type { Look } from './hexagonlayer';
 import type { View } from './view';
 
-export interface Choices {
-  statistic(statistic: Statistic): void;
-  scheme(scheme: Scheme): void;
-  /** The difference from what was compared with before, or else from the first that there is. */
-  compare(): void;
-  /** A local date, or null for a week before and else the day before. */
-  day(date: string | null): void;
-  kind(kind: Kind): void;
-  unit(unit: Unit): void;
-}
-
 const radios = (id: string) => [...byId(id).querySelectorAll<HTMLInputElement>('input')];
 
-export function setUpControls(choices: Choices): void {
+export function setUpControls(view: View, page: Page): void {
   const list = byId('statistics');
   for (const name of Object.keys(STATISTICS) as Statistic[]) {
     const title = say(`${name}.title`);
@@ -43,12 +33,15 @@ export function setUpControls(choices: Choices): void {
   }
   const listen = <T extends string>(id: string, then: (value: T) => void) =>
     byId(id).addEventListener('change', (event) => then((event.target as HTMLInputElement).value as T));
-  listen<Statistic>('statistics', choices.statistic);
-  listen<Scheme>('schemes', (scheme) => (scheme === 'difference' ? choices.compare() : choices.scheme(scheme)));
-  byId('against-choice').addEventListener('change', (event) => choices.scheme((event.target as HTMLSelectElement).value as Scheme));
-  byId('day-choice').addEventListener('change', (event) => choices.day((event.target as HTMLSelectElement).value || null));
-  listen<Kind>('kinds', choices.kind);
-  listen<Unit>('units', choices.unit);
+  listen<Statistic>('statistics', page.statistic);
+  listen<Scheme>('schemes', (scheme) => page.scheme(scheme === 'difference' ? view.comparison : scheme));
+  listen<Scheme>('against', page.scheme);
+  listen<string>('day', (date) => {
+    view.day = date || null;
+    page.scheme('day');
+  });
+  listen<Kind>('kinds', (kind) => page.change(() => (view.kind = kind)));
+  listen<Unit>('units', page.unit);
   const small = matchMedia('(max-width: 719px)');
   const fold = byId<HTMLDetailsElement>('controls-fold');
   fold.open = !small.matches;
@@ -157,16 +150,3 @@ function derived(view: View): HTMLElement[] {
 }
 
 const note = (kind: Mark, text: string) => make('p', { class: 'note' }, chip(kind), ` ${text}`);
-
-const row = (label: string, colour: string) => make('li', {}, swatch(colour, 1), label);
-
-function swatch(colour: string, strength: number): HTMLElement {
-  const special = ['hatch', 'unknown', 'nobody'].includes(colour);
-  const outer = make('span', { class: special ? `swatch ${colour}` : 'swatch', 'aria-hidden': 'true' });
-  if (special) return outer;
-  const inner = make('span');
-  inner.style.backgroundColor = colour;
-  inner.style.opacity = String(strength);
-  outer.append(inner);
-  return outer;
-}

@@ -48,7 +48,7 @@ function beside(view: View, { hexagon, typical, then }: Reading): HTMLElement[] 
 
 /** "Scheduled in these hours: 25.1 km/h". */
 function timetabled(view: View, cell: string): HTMLElement[] {
-  const speed = view.scheduled?.get(cell)?.value;
+  const speed = view.scheduledIn(cell);
   return speed === undefined ? [] : [make('p', { class: 'quiet' }, say('scheduled.value', { value: decimals(inUnit(speed), 1), unit: unit() }))];
 }
 

@@ -11,8 +11,8 @@ export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
 
 type Part = Node | string | null | undefined | false;
 
-/** Texts of numbers with a dash between them, which stay on one line. */
-const RANGE = /(\S*\d[–−]\S*\d\S*|−\d\S*)/;
+/** Numbers with a dash or ± between them, which stay on one line. */
+const RANGE = /(\S*\d[–−]\S*\d\S*|[−+]\d\S* ± \d\S*|−\d\S*)/;
 const WRAPPING = ['p', 'td', 'dd', 'th'];
 
 const unbroken = (text: string): Part[] => text.split(RANGE).map((part, at) => (at % 2 ? make('span', { class: 'unbroken' }, part) : part));
@@ -63,3 +63,18 @@ export function closing(menu: HTMLDetailsElement): void {
 /** A mark that says whether a number is a model's, as it was released, or a histogram's. */
 export type Mark = 'modelled' | 'raw' | 'histogram';
 export const chip = (kind: Mark) => make('span', { class: 'chip' }, say(`chip.${kind}`));
+
+/** A row of a legend. */
+export const row = (label: string, colour: string) => make('li', {}, swatch(colour, 1), label);
+
+/** A colour, or one of the marks that have names. */
+export function swatch(colour: string, strength: number): HTMLElement {
+  const special = ['hatch', 'unknown', 'nobody'].includes(colour);
+  const outer = make('span', { class: special ? `swatch ${colour}` : 'swatch', 'aria-hidden': 'true' });
+  if (special) return outer;
+  const inner = make('span');
+  inner.style.backgroundColor = colour;
+  inner.style.opacity = String(strength);
+  outer.append(inner);
+  return outer;
+}

@@ -13,12 +13,12 @@ const FORMATS = [
 ] as const;
 
 /** Parquet is offered only where the server can write it. */
-const formats = (view: View) => FORMATS.filter(([format]) => format !== 'parquet' || view.parquet);
+const formats = (view: View) => FORMATS.filter(([format]) => format !== 'parquet' || view.settings?.parquet);
 
 const list = (files: (readonly [label: string, address: string])[]) =>
   make('ul', {}, ...files.map(([label, href]) => make('li', {}, make('a', { href, download: true }, label))));
 
-export const links = (view: View, address: (format: string) => string) => list(formats(view).map(([format, label]) => [label, address(format)]));
+const links = (view: View, address: (format: string) => string) => list(formats(view).map(([format, label]) => [label, address(format)]));
 
 /** The range that is being chosen while the menu is open. */
 let chosen: Range | null = null;
@@ -62,7 +62,7 @@ function fill(view: View): void {
   byId('download-list').replaceChildren(
     make('h2', {}, say('download.this')),
     links(view, (format) => downloadAddress(view.feed, start, format)),
-    ...(view.divided ? [make('h2', {}, say('download.areas')), list([['CSV', areasAddress(view.feed, start)]])] : []),
+    ...(view.settings?.areas ? [make('h2', {}, say('download.areas')), list([['CSV', areasAddress(view.feed, start)]])] : []),
     ...(other ? [make('h2', {}, say('download.other')), links(view, (format) => downloadAddress(view.feed, other.window.start, format))] : []),
     make('h2', {}, say('download.range')),
     fields,

@@ -2,7 +2,7 @@
 
 import type { ExpressionSpecification, LayerSpecification } from 'maplibre-gl';
 import type { FeatureCollection, Polygon } from 'geojson';
-import { make } from './dom';
+import { make, row } from './dom';
 import { decimals, say } from './texts';
 import { YL_OR_RD } from './palette';
 
@@ -33,10 +33,7 @@ export function heatLayer(heat: Heat): LayerSpecification {
 export function heatLegend(heat: Heat): HTMLElement[] {
   const breaks = heatBreaks(heat);
   const written = (end: number) => decimals(end, Math.max(0, -Math.floor(Math.log10(end))));
-  const rows = breaks.map((end, at) => {
-    const swatch = make('span', { class: 'swatch', 'aria-hidden': 'true' }, make('span'));
-    (swatch.firstChild as HTMLElement).style.backgroundColor = YL_OR_RD[YL_OR_RD.length - breaks.length + at]!;
-    return make('li', {}, swatch, at + 1 < breaks.length ? `${written(end)}–${written(breaks[at + 1]!)}` : `≥ ${written(end)}`);
-  });
+  const rows = breaks.map((end, at) =>
+    row(at + 1 < breaks.length ? `${written(end)}–${written(breaks[at + 1]!)}` : `≥ ${written(end)}`, YL_OR_RD[YL_OR_RD.length - breaks.length + at]!));
   return [make('h3', {}, say('heat.unit')), make('ul', {}, ...rows), make('p', { class: 'note' }, say('heat.note'))];
 }

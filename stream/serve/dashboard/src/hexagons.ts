@@ -55,15 +55,6 @@ function eastward(ring: number[][]): Position[] {
   return ring.map(([lng, lat]) => [lng! < 0 ? lng! + 360 : lng!, lat!]);
 }
 
-/** Smallest box around a shape. */
-export function boxOf(shape: Polygon | MultiPolygon): Box {
-  const points = (shape.coordinates as unknown[]).flat(shape.type === 'Polygon' ? 1 : 2) as Position[];
-  const [lngs, lats] = [points.map(([lng]) => lng!), points.map(([, lat]) => lat!)];
-  const least = (numbers: number[]) => numbers.reduce((a, b) => Math.min(a, b));
-  const most = (numbers: number[]) => numbers.reduce((a, b) => Math.max(a, b));
-  return [least(lngs), least(lats), most(lngs), most(lats)];
-}
-
 export function centre(cell: string): [number, number] {
   const [lat, lng] = cellToLatLng(cell);
   return [lng, lat];
@@ -80,20 +71,21 @@ export function cellAt<T>(cells: Map<string, T>, resolutions: number[], lng: num
   return undefined;
 }
 
-/** Smallest box around the outlines of cells; null where there are none. */
-export function boundsOf(shapes: Iterable<Shape>): Box | null {
+/** Smallest box around places; null where there are none. */
+function boxAround(places: Iterable<Position>): Box | null {
   let [west, south, east, north] = [Infinity, Infinity, -Infinity, -Infinity];
-  for (const shape of shapes) {
-    for (const cell of shape.finest === undefined ? [shape.cell] : restOf(shape)) {
-      const corners = cornersOf(cell);
-      for (let at = 0; at < corners.length; at += 2) {
-        const [lng, lat] = [corners[at]!, corners[at + 1]!];
-        if (lng < west) west = lng;
-        if (lng > east) east = lng;
-        if (lat < south) south = lat;
-        if (lat > north) north = lat;
-      }
-    }
+  for (const [lng, lat] of places) {
+    [west, east] = [Math.min(west, lng!), Math.max(east, lng!)];
+    [south, north] = [Math.min(south, lat!), Math.max(north, lat!)];
   }
   return west > east ? null : [west, south, east, north];
+}
+
+/** Smallest box around polygons. */
+export const boxOf = ({ coordinates }: MultiPolygon) => boxAround(coordinates.flat(2));
+
+/** Smallest box around the outlines of cells. */
+export function boundsOf(shapes: Iterable<Shape>): Box | null {
+  const cells = [...shapes].flatMap((shape) => (shape.finest === undefined ? [shape.cell] : restOf(shape)));
+  return boxAround(cells.flatMap((cell) => Array.from({ length: cornersOf(cell).length / 2 }, (_, at) => [...cornersOf(cell).subarray(2 * at, 2 * at + 2)])));
 }

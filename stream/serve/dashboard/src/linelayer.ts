@@ -4,7 +4,7 @@
  */
 
 import { finestOf } from './hexagons';
-import { isLarge } from './large';
+import { isLarge } from './header';
 import type { Look } from './hexagonlayer';
 import { piecesOf, placesIn, type Line, type Pieces } from './lines';
 import type { MapColours } from './palette';

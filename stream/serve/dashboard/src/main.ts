@@ -5,36 +5,30 @@ import 'uplot/dist/uPlot.min.css';
 import './style.css';
 import * as api from './api';
 import { setUpAbout } from './about';
-import { Areas } from './areas';
 import { setUpCity } from './city';
 import { showAlerts } from './alerts';
-import { otherDay, reasonOf, scheduledIn } from './beside';
+import { besideOf, reasonOf } from './beside';
 import { setUpControls, showControls } from './controls';
-import { cellCard, statement } from './details';
-import { byId, cellName, isolated, make } from './dom';
+import { byId } from './dom';
 import { setUpDownloads, showDownloads } from './downloads';
-import { setUpFeeds, showFeeds } from './feeds';
-import { boundsOf, centre } from './hexagons';
-import { setUpLanguage } from './language';
-import { isLarge, setUpLarge } from './large';
+import { isLarge, setUpFeeds, setUpLanguage, setUpLarge, setUpTheme, showFeeds } from './header';
 import { HexagonMap } from './map';
 import { mapless, type Mapped } from './mapless';
 import { Names } from './names';
 import { windowOf, type Over } from './over';
 import { parsePlace, placeText } from './place';
 import { Player } from './play';
-import { covered } from './room';
 import type { Spot } from './search';
+import { Selection } from './selection';
 import { setUpShortcuts } from './shortcuts';
 import { Table } from './table';
 import { fillPage, say, type Values } from './texts';
-import { setUpTheme } from './theme';
 import { begin, took } from './timing';
 import { freshness, joined, setUpTimeline, showBadge, showTimeline } from './timeline';
-import { choose as chooseUnit } from './units';
+import { choose as chooseUnit, type Unit } from './units';
 import { clock, day, zoneName } from './times';
 import type { Scheme, Statistic } from './statistics';
-import type { AlertList, PlaceList, Settings, WindowCells, WindowSummary } from './types';
+import type { PlaceList, Settings, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
 const REMEMBERED = 12;
@@ -58,7 +52,7 @@ view.range = { from: place.from, to: place.to };
 view.over = place.over ?? null;
 
 let map: Mapped;
-let areas: Areas;
+let selection: Selection;
 let player: Player;
 let linked = true;
 /** The window that was asked for last could not be read. */
@@ -70,82 +64,79 @@ let arrived: number | null = null;
 let turn = 0;
 let asked: WindowSummary | null = null;
 let painted = 0;
-let spot: Spot | null = null;
-let placed = Boolean(place.at);
 const remembered = new Map<string, Promise<WindowCells>>();
 
-const theme = setUpTheme((chosen) => {
+view.theme = setUpTheme((chosen) => {
   view.theme = chosen;
-  void map.setTheme(chosen).then(paint);
+  void map.setTheme().then(paint);
 });
-view.theme = theme;
 setUpLanguage();
 setUpLarge(place.large === 'on', () => {
   writePlace();
-  void map.setTheme(view.theme);
+  void map.setTheme();
 });
+
+/** What the parts of the page ask of the whole. */
+const page = {
+  /** Show the window of that position and stop following. */
+  to,
+  /** Follow new windows, or pause. */
+  live,
+  statistic: chooseStatistic,
+  scheme: compareWith,
+  /** Change what is shown of the window on display. */
+  change,
+  unit: (unit: Unit): void =>
+    change(() => {
+      chooseUnit(unit);
+      map.setUnit();
+    }),
+  /** Other things carry the colours. A histogram has to be read first. */
+  redraw: (): void => {
+    const read = view.drawn.heat && !view.heat && asked ? show(asked, true) : Promise.resolve();
+    read.then(() => change(() => void map.setLines(view.drawn))).catch(fail);
+  },
+  /** Show a window that is played; resolves once it is on the screen. */
+  play,
+  /** Ask for the cells of a window that comes next. */
+  prepare: (window: WindowSummary): void => void load(window).catch(() => undefined),
+  /** The range of windows, or whether it is played, changed. */
+  played,
+  isPlaying: (): boolean => player.playing,
+  mean: (over: Over): void => void showMean(over).catch(fail),
+  open: (cell: string): void => selection.open(cell),
+  spot: (spot: Spot): void => selection.find(spot),
+  area: (name: string): void => selection.areas.open({ kind: 'named', name }),
+  areaChanged: (): void => selection.areaChanged(),
+  centre: (): void => selection.centre(),
+  /** Another cell is chosen, or another area open. */
+  selected: (): void => {
+    table.render();
+    writePlace();
+  },
+};
+export type Page = typeof page;
 
 async function start(): Promise<void> {
   const settings = await api.settings();
   view.feed = place.feed ?? settings.feed;
   setUpFeeds(view);
-  view.limits = settings.limits;
-  view.parquet = settings.parquet;
-  view.divided = settings.areas;
-  view.derivedSpeeds = view.feed === settings.feed ? settings.derived_speeds : null;
-  if (settings.map === 'typical' && view.feed === settings.feed) view.opens = 'typical';
-  view.alerting = settings.alerting && view.feed === settings.feed;
-  view.scheduling = settings.scheduled && view.feed === settings.feed;
-  view.setLines(settings, place);
+  view.begin(settings, place);
   map = mapOf(settings);
-  areas = new Areas(view, map, { changed: areaChanged, cell: chooseAndShow, isPlaying: () => player.playing }, placed);
+  selection = new Selection(view, map, page, Boolean(place.at));
   watchGraphics();
   map.map.on('moveend', () => writePlace());
-  map.map.on('mousemove', ({ point, lngLat }) => hover(point.x, point.y, view.at(lngLat.lng, lngLat.lat)?.cell));
-  map.map.on('mouseout', () => hover(0, 0, undefined));
-  map.map.on('click', ({ lngLat }) => choose(view.at(lngLat.lng, lngLat.lat)?.cell ?? null));
-  setUpTimeline(view, { to, live });
-  player = new Player(view, { mean: (over) => void showMean(over).catch(fail), show: play, prepare: (window) => void load(window).catch(() => undefined), changed: playing });
-  setUpControls({
-    statistic: chooseStatistic,
-    scheme: compareWith,
-    compare: () => compareWith(view.comparison),
-    day: (date) => {
-      view.day = date;
-      compareWith('day');
-    },
-    kind: (kind) => change(() => (view.kind = kind)),
-    unit: (unit) =>
-      change(() => {
-        chooseUnit(unit);
-        map.setUnit();
-      }),
-  });
+  setUpTimeline(view, page);
+  player = new Player(view, page);
+  setUpControls(view, page);
   setUpAbout(view);
   setUpDownloads(view);
-  setUpShortcuts(map.map.getCanvas(), {
-    earlier: () => to(view.index - 1),
-    later: () => to(view.index + 1),
-    live: () => live(!view.live),
-    statistic: (index) => {
-      const statistic = view.statistics()[index];
-      if (statistic) chooseStatistic(statistic);
-    },
-    centre: () => {
-      if (areas.corner()) return;
-      const middle = map.map.getCenter();
-      choose(view.at(middle.lng, middle.lat)?.cell ?? null);
-    },
-    day: () => compareWith(view.scheme === 'day' ? view.opens : 'day'),
-    press: (button) => byId(button).click(),
-  });
+  setUpShortcuts(map.map.getCanvas(), view, page);
   byId('newest').addEventListener('click', () => live(true));
-  byId('details-close').addEventListener('click', () => closeDetails());
-  byId('box-button').addEventListener('click', () => areas.toggle());
   addEventListener('hashchange', () => location.reload());
   // What WebGL drew is gone unless it is drawn just before.
   addEventListener('beforeprint', () => map.map.redraw());
-  setUpCity(view, settings, drawnOtherwise, { cell: (cell) => chooseAndShow(view.covering(cell)), spot: showSpot, area: (name) => areas.open({ kind: 'named', name }) });
+  setUpCity(view, settings, page);
   if (settings.places) void api.places().then(name, () => undefined);
   try {
     await refresh();
@@ -155,26 +146,14 @@ async function start(): Promise<void> {
   const known = Math.max(0, ...view.windows.map((window) => window.event_id ?? 0));
   api.follow(view.feed, known, onWindow, onLink);
   setInterval(tell, 5_000);
-  setInterval(() => void again().catch(() => undefined), REREAD);
-}
-
-/** Other things carry the colours. A histogram has to be read first. */
-function drawnOtherwise(): void {
-  void readHeat(view.window).then(() => change(() => void map.setLines(view.drawn)));
-}
-
-/** Read the histogram of a window where that is what the reader wants to see; without one, speeds are shown. */
-async function readHeat(window: WindowSummary | null): Promise<void> {
-  const [mechanism] = window?.histograms ?? [];
-  const wanted = view.drawn.heat && window && mechanism;
-  view.heat = wanted ? await api.heat(view.feed, window.window.start, mechanism).catch((error: unknown) => (tellFailure(reasonOf(error)), null)) : null;
+  setInterval(() => void refreshed().catch(() => undefined), REREAD);
 }
 
 /** The map, or what stands in its place where the browser has no WebGL: then the table is open. */
 function mapOf(settings: Settings): Mapped {
   const { at } = place;
   try {
-    return new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.drawn);
+    return new HexagonMap(byId('map'), settings, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.drawn);
   } catch (error) {
     console.warn('The map cannot be drawn.', error);
     table.show();
@@ -191,7 +170,7 @@ function watchGraphics(): void {
 }
 
 /** Read anew what there is; the newest window is shown also where a dead connection told nothing of it. */
-async function again(): Promise<void> {
+async function refreshed(): Promise<void> {
   await reread();
   if (view.live) await show(view.windows.at(-1));
   else tell();
@@ -224,7 +203,7 @@ async function reread(): Promise<void> {
   const [windows, settings] = await Promise.all([api.windows(view.feed), api.settings()]);
   build ??= settings.build;
   // The server was upgraded: parts of this page that were not loaded yet are gone. The address holds the view.
-  if (settings.build !== build && !areas.isDrawing) location.reload();
+  if (settings.build !== build && !selection.areas.isDrawing) location.reload();
   isKnown = settings.feeds.includes(view.feed);
   showFeeds(view, settings.feeds);
   view.windows = joined(windows.filter((window) => window.complete), view.windows.filter((window) => !before.has(window)));
@@ -259,7 +238,7 @@ const load = (window: WindowSummary): Promise<WindowCells> => {
 
 /** Compare with the same colours for every window that is shown; another day, or a timetable that failed, has to be read first. */
 function compareWith(scheme: Scheme): void {
-  const isRead = scheme === 'scheduled' ? view.scheduled : scheme !== 'day';
+  const isRead = scheme === 'scheduled' ? view.beside.scheduled : scheme !== 'day';
   if (isRead || !asked) return change(() => (view.chosenScheme = scheme));
   view.chosenScheme = scheme;
   show(asked, true).catch(fail);
@@ -286,24 +265,16 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   byId('notice').hidden = true;
   if (window.window.start === view.window?.window.start && !again && !wasMean) return void tell(ready);
   begin('asked');
-  const [cells, alerts, other, scheduled] = await Promise.all([
-    load(window), alertsOf(window), otherDay(view, window), scheduledIn(view, window),
-  ]);
+  const [cells, beside] = await Promise.all([load(window), besideOf(view, window)]);
   if (mine !== turn) return;
   unread = false;
   took('fetch', 'asked');
-  view.setWindow(cells);
-  view.setOtherDay(other.read);
+  view.setWindow(cells, beside);
   if (view.isOtherStatistic) return show(window, true);
-  view.alerts = alerts;
-  view.scheduled = scheduled.read && new Map(scheduled.read.map((one) => [one.cell, one]));
-  await readHeat(cells);
-  if (mine !== turn) return;
   if (cells.marker?.withheld) showCard('withheld');
   else byId('empty').hidden = true;
-  if (!placed) fit();
-  const failures = [other, scheduled].flatMap(({ failed }) => failed ?? []);
-  if (failures.length) tellFailure(failures.join(' '));
+  selection.fit();
+  if (beside.failures.length) tellFailure(beside.failures.join(' '));
   await paint();
   took('update', 'asked');
 }
@@ -315,26 +286,13 @@ async function showMean(over: Over): Promise<void> {
   const found = await api.means(view.feed, over);
   const newest = view.windows.at(-1);
   if (mine !== turn || !newest) return;
-  view.heat = null;
   [view.over, view.overWindows, view.live, asked] = [over, found.windows, false, null];
   view.range = { from: over.from, to: over.to };
-  view.alerts = null;
-  view.scheduled = null;
-  view.setOtherDay(null);
   view.setWindow(windowOf(found, over, newest));
   byId('empty').hidden = true;
   byId('notice').hidden = true;
-  if (!placed) fit();
+  selection.fit();
   await paint();
-}
-
-/** What the rules say of a window; null where there are none, or where the server does not tell. */
-async function alertsOf(window: WindowSummary): Promise<AlertList | null> {
-  if (!view.alerting) return null;
-  return api.alerts(view.feed, window.window.start).catch((error: unknown) => {
-    view.alertsFailed = reasonOf(error);
-    return null;
-  });
 }
 
 /** The card in the middle of the map: why there is nothing on it. */
@@ -355,23 +313,16 @@ async function showGone(start: string): Promise<void> {
   await paint();
 }
 
-function fit(): void {
-  const box = boundsOf(view.cells.values());
-  if (!box) return;
-  placed = true;
-  map.map.fitBounds(box, { padding: covered(), animate: false, maxZoom: 13 });
-}
-
 /** Everything that depends on window or choices. */
 async function paint(): Promise<void> {
   const looks = view.looks();
   showControls(view, looks);
   showTimeline(view);
   showDownloads(view);
-  showAlerts(view, chooseAndShow);
-  showDetails();
+  showAlerts(view, page.open);
+  selection.show();
   table.render();
-  hover(0, 0, undefined);
+  selection.hover();
   tell();
   writePlace();
   void map.alert(view.alertingCells());
@@ -410,7 +361,7 @@ async function play(window: WindowSummary): Promise<void> {
 }
 
 /** Windows are played now, or no more, or others are. */
-function playing(): void {
+function played(): void {
   player.show();
   writePlace();
   if (!player.playing) announce();
@@ -424,87 +375,12 @@ function live(on: boolean): void {
   writePlace();
 }
 
-/** Choose a cell and move the map to it. */
-function chooseAndShow(cell: string): void {
-  choose(cell);
-  moveTo(centre(cell), 10.5);
-}
-
-/** Mark a place that was searched, choose the cell in which it lies, and move the map to it. */
-function showSpot(wanted: Spot): void {
-  choose(view.at(...wanted.at)?.cell ?? view.covering(wanted.cell), wanted);
-  byId('status').textContent = say('search.found', { name: wanted.name });
-  moveTo(wanted.at, 12);
-}
-
-/** Move a place to the middle of what the cards leave of the map. */
-function moveTo(center: [number, number], zoom: number): void {
-  const { left, right, top, bottom } = covered();
-  const animate = !matchMedia('(prefers-reduced-motion: reduce)').matches;
-  map.map.easeTo({ center, zoom: Math.max(map.map.getZoom(), zoom), offset: [(left - right) / 2, (top - bottom) / 2], animate });
-}
-
-const table = new Table(view, chooseAndShow);
-
-function choose(cell: string | null, at: Spot | null = null): void {
-  view.selected = cell;
-  markSpot(at);
-  byId('tooltip').hidden = true;
-  if (cell) {
-    areas.stop();
-    areas.clear();
-  }
-  showDetails();
-  table.render();
-  writePlace();
-}
-
-function markSpot(at: Spot | null): void {
-  spot = at;
-  map.mark(at);
-}
-
-/** Another area is open, or none. */
-function areaChanged(): void {
-  markSpot(null);
-  void map.select(null);
-  byId('details').hidden = !view.area && !areas.isDrawing;
-  table.render();
-  writePlace();
-}
-
-function showDetails(): void {
-  const { selected } = view;
-  void map.select(selected ? (view.cells.get(selected) ?? { cell: selected }) : null);
-  byId('details').hidden = !selected && !view.area && !areas.isDrawing;
-  const [title, ...rest] = selected ? cellCard(view, selected) : [];
-  if (title) byId('details-body').replaceChildren(title, ...(spot ? [make('p', { id: 'spot' }, ...isolated('search.found', { name: [spot.name] }))] : []), ...rest);
-  else if (view.area || areas.isDrawing) areas.show();
-}
-
-function closeDetails(): void {
-  areas.stop();
-  areas.clear();
-  choose(null);
-  map.map.getCanvas().focus();
-}
-
-function hover(x: number, y: number, cell: string | undefined): void {
-  const tip = byId('tooltip');
-  tip.hidden = !cell || cell === view.selected || areas.isDrawing;
-  if (!cell || tip.hidden) return;
-  if (tip.dataset.cell !== cell + painted) tip.replaceChildren(...(view.names?.of(cell) ? [make('p', { class: 'title' }, ...cellName(view, cell))] : []), ...statement(view, cell));
-  tip.dataset.cell = cell + painted;
-  const frame = byId('map').getBoundingClientRect();
-  const left = Math.min(x + 16, frame.width - tip.offsetWidth - 8);
-  const top = y + 18 + tip.offsetHeight > frame.height ? y - tip.offsetHeight - 12 : y + 18;
-  tip.style.transform = `translate(${Math.max(left, 8)}px, ${Math.max(top, 8)}px)`;
-}
+const table = new Table(view, (cell) => page.open(cell));
 
 function announce(): void {
   if (!view.window || player.playing) return;
   const published = [...view.cells.values()].filter((cell) => cell.status === 'published').length;
-  const alerts = view.alerts?.alerts.length ?? 0;
+  const alerts = view.beside.alerts?.alerts.length ?? 0;
   const said = say('status.window', { window: view.said, cells: view.cells.size, published });
   byId('status').textContent = [said, alerts && say('status.alerts', { count: alerts }), view.scheme === 'day' && view.againstDay()].filter(Boolean).join(' ');
 }
@@ -532,8 +408,8 @@ function writePlace(): void {
     values: view.kind === 'raw' ? 'raw' : undefined,
     cell: view.selected ?? undefined,
     area: view.area ?? undefined,
-    lines: view.hasLines && !view.drawn.lines ? 'off' : undefined,
-    hexagons: view.hasLines && view.drawn.hexagons ? 'on' : undefined,
+    lines: view.settings?.lines && !view.drawn.lines ? 'off' : undefined,
+    hexagons: view.settings?.lines && view.drawn.hexagons ? 'on' : undefined,
     heat: view.drawn.heat ? 'on' : undefined,
     large: isLarge() ? 'on' : undefined,
   });

@@ -19,26 +19,22 @@ import { Protocol } from 'pmtiles';
 import { lines } from './api';
 import { LAND_UNTIL, STOPS, described, network, roads, sea, stops, streetNames, streets, withoutMarkup, type Archive, type Ground } from './basemap';
 import { make } from './dom';
-import { GridLayer } from './gridlayer';
 import { shapeOf, type Shape } from './hexagons';
 import { HEAT, heatLayer, type Heat } from './heat';
-import { isLarge } from './large';
+import { isLarge } from './header';
 import { HexagonLayer, type Look } from './hexagonlayer';
 import { LineLayer } from './linelayer';
 import type { Line } from './lines';
 import { NUMBERS, numbersLayer, numbersOf, type NumberOf } from './numbers';
-import { MAP_COLOURS, type MapColours, type Theme } from './palette';
+import { mapColours } from './palette';
 import type { Spot } from './search';
 import { chosenUnit } from './units';
 import type { Box, Settings } from './types';
 
 const SCALES = { 'km/h': 'metric', mph: 'imperial' } as const;
-/** Pixels of names on the map, and of those on a screen on the wall. */
-const LETTERS = 12;
-const LARGE_LETTERS = 20;
-/** Most pixels of the scale, and of that on a screen on the wall. */
-const LONGEST = 100;
-const LARGE_LONGEST = 260;
+/** Pixels of names on the map, and most of the scale; on a screen on the wall they are larger. */
+const letters = () => (isLarge() ? 20 : 12);
+const longest = () => (isLarge() ? 260 : 100);
 const NOTHING: Ground = { sources: {}, layers: [] };
 
 /** What carries the colours: lines of streets, where there are any, hexagons, or both; or a histogram in their place. */
@@ -53,9 +49,7 @@ type Stroke = { colour: string; width: number };
 /** What is drawn over the hexagons. One source holds all of it: each costs a stencil of the whole map in every frame. */
 type Mark = 'area' | 'alert' | 'selection';
 
-const marked = (mark: Mark): ExpressionSpecification => ['==', ['get', 'mark'], mark];
-
-const feature = (mark: Mark, geometry: Geometry): Feature => ({ type: 'Feature', properties: { mark }, geometry });
+const of = (mark: Mark): ExpressionSpecification => ['==', ['get', 'mark'], mark];
 
 /** Outlines on a halo that sets them off from what lies below. */
 function outlines(mark: Mark, outline: Stroke, halo: Stroke): LayerSpecification[] {
@@ -63,7 +57,7 @@ function outlines(mark: Mark, outline: Stroke, halo: Stroke): LayerSpecification
     id,
     type: 'line',
     source: 'marks',
-    filter: marked(mark),
+    filter: of(mark),
     layout: { 'line-join': 'round' },
     paint: { 'line-color': colour, 'line-width': width },
   });
@@ -96,20 +90,18 @@ class SteadyMap extends MapLibre {
 
 export class HexagonMap {
   readonly map: SteadyMap;
-  private readonly hexagons = new HexagonLayer(() => MAP_COLOURS[this.theme]);
-  private readonly lines = new LineLayer(() => MAP_COLOURS[this.theme]);
-  private readonly grid: GridLayer;
-  private theme: Theme;
-  private selection: Shape | null = null;
-  private area: Geometry | null = null;
+  private colours = mapColours();
+  private readonly hexagons = new HexagonLayer(() => this.colours);
+  private readonly lines = new LineLayer(() => this.colours);
+  private readonly marked: Record<Mark, Geometry[]> = { area: [], alert: [], selection: [] };
   private spot: Marker | null = null;
-  private alerting: Shape[] = [];
   /** The marks that are on the map, as text: the same in another window cost no frame. */
   private outlined = '';
   /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
   private done: Promise<void> = Promise.resolve();
   private isDrawn = false;
-  /** The layer of names below all others. */
+  /** The layer under which the land lies, and that of names below all others. */
+  private firstGround = '';
   private firstName: string | undefined;
   /** The graphics processor is there. While it is not, the map has no style. */
   private restored: Promise<unknown> = Promise.resolve();
@@ -128,20 +120,17 @@ export class HexagonMap {
   private isStyled = false;
   private shown: Shown;
   private readonly protocol = new Protocol();
-  private readonly scale = new ScaleControl({ unit: SCALES[chosenUnit()], maxWidth: isLarge() ? LARGE_LONGEST : LONGEST });
+  private readonly scale = new ScaleControl({ unit: SCALES[chosenUnit()], maxWidth: longest() });
 
   constructor(
     container: HTMLElement,
     private readonly settings: Settings,
-    theme: Theme,
     start: { center: [number, number]; zoom: number } | { bounds: Box },
     shown: Shown,
   ) {
-    this.theme = theme;
     this.shown = shown;
     this.setShown(shown);
     if (settings.network) lines().then((paths) => this.drawLines(network(paths)), (error: unknown) => console.warn('The lines cannot be drawn.', error));
-    this.grid = new GridLayer(settings.domain, () => MAP_COLOURS[this.theme]);
     setWorkerUrl(new URL(workerAddress, import.meta.url).href);
     // Its worker starts meanwhile. Without a style it draws nothing: a frame of bare ground costs as much as one that is seen.
     prewarm();
@@ -234,14 +223,14 @@ export class HexagonMap {
   private async replaced(): Promise<void> {
     [this.isDrawn, this.isStyled] = [true, false];
     const { sources, under, over } = this.grounds();
-    this.map.setStyle({ version: 8, sources, layers: [sea(MAP_COLOURS[this.theme]), ...under, ...over] }, { diff: false, validate: false });
+    this.map.setStyle({ version: 8, sources, layers: [sea(this.colours), ...under, ...over] }, { diff: false, validate: false });
     await new Promise((resolve) => this.map.once('style.load', resolve));
+    this.firstGround = under[0]?.id ?? this.hexagons.id;
     this.firstName = over.find((layer) => layer.type === 'symbol')?.id;
     // Before the first frame in this style.
     this.colour();
     this.map.addLayer(this.hexagons, over[0]?.id);
     this.map.addLayer(this.lines, over.find((layer) => layer.type !== 'line')?.id);
-    this.map.addLayer(this.grid, under[0]?.id ?? this.hexagons.id);
     this.isStyled = true;
     this.drawHeat();
     this.addMarks();
@@ -251,10 +240,9 @@ export class HexagonMap {
 
   /** What is drawn under the hexagons and over them. Lines lie on them, thin and half transparent, and names on everything; areas under them. */
   private grounds(): { sources: Ground['sources']; under: LayerSpecification[]; over: LayerSpecification[] } {
-    const colours = MAP_COLOURS[this.theme];
-    const letters = isLarge() ? LARGE_LETTERS : LETTERS;
-    const below = this.archive ? streets(this.archive, colours, letters) : NOTHING;
-    const named = this.settings.street_names ? streetNames(colours, letters) : NOTHING;
+    const { colours } = this;
+    const below = this.archive ? streets(this.archive, colours, letters()) : NOTHING;
+    const named = this.settings.street_names ? streetNames(colours, letters()) : NOTHING;
     const calls = this.settings.network ? stops(colours, this.lines.isShown) : NOTHING;
     return {
       sources: { ...below.sources, ...calls.sources, ...named.sources },
@@ -278,7 +266,7 @@ export class HexagonMap {
     if (this.source('land') || this.map.getZoom() >= LAND_UNTIL) return;
     try {
       const { land } = await import('./land');
-      this.add(land(MAP_COLOURS[this.theme], LAND_UNTIL), this.grid.id);
+      this.add(land(this.colours, LAND_UNTIL), this.firstGround);
     } catch (error) {
       console.warn('The land cannot be drawn.', error);
     }
@@ -289,31 +277,31 @@ export class HexagonMap {
     const data = this.marks();
     this.outlined = JSON.stringify(data);
     if (!data.features.length) return;
-    this.add({ sources: { marks: { type: 'geojson', data } }, layers: this.markLayers(MAP_COLOURS[this.theme]) }, this.firstName);
+    this.add({ sources: { marks: { type: 'geojson', data } }, layers: this.markLayers() }, this.firstName);
   }
 
-  private markLayers(colours: MapColours): LayerSpecification[] {
-    const wide = isLarge() ? 2 : 1;
+  private markLayers(): LayerSpecification[] {
+    const [{ colours }, wide] = [this, isLarge() ? 2 : 1];
     return [
       {
         id: 'area-fill',
         type: 'fill',
         source: 'marks',
-        filter: ['all', marked('area'), ['==', ['geometry-type'], 'Polygon']],
+        filter: ['all', of('area'), ['==', ['geometry-type'], 'Polygon']],
         paint: { 'fill-color': colours.selected, 'fill-opacity': 0.08 },
       },
       {
         id: 'area',
         type: 'line',
         source: 'marks',
-        filter: marked('area'),
+        filter: of('area'),
         paint: { 'line-color': colours.selected, 'line-width': 2, 'line-dasharray': [3, 2] },
       },
       {
         id: 'area-corners',
         type: 'circle',
         source: 'marks',
-        filter: ['all', marked('area'), ['==', ['geometry-type'], 'Point']],
+        filter: ['all', of('area'), ['==', ['geometry-type'], 'Point']],
         paint: { 'circle-color': colours.selected, 'circle-radius': 4, 'circle-stroke-color': colours.land, 'circle-stroke-width': 2 },
       },
       ...outlines('alert', { colour: colours.alert, width: 4 * wide }, { colour: colours.land, width: 7 * wide }),
@@ -322,16 +310,14 @@ export class HexagonMap {
   }
 
   private marks(): FeatureCollection {
-    const features = [
-      ...(this.area ? [feature('area', this.area)] : []),
-      ...this.alerting.map((shape) => feature('alert', shapeOf(shape))),
-      ...(this.selection ? [feature('selection', shapeOf(this.selection))] : []),
-    ];
+    const features = (Object.keys(this.marked) as Mark[]).flatMap((mark) =>
+      this.marked[mark].map((geometry): Feature => ({ type: 'Feature', properties: { mark }, geometry })));
     return { type: 'FeatureCollection', features };
   }
 
-  private async remark(): Promise<void> {
-    await this.inTurn(() => {
+  private remark(mark: Mark, geometries: Geometry[]): Promise<void> {
+    this.marked[mark] = geometries;
+    return this.inTurn(() => {
       const [source, data] = [this.source('marks'), this.marks()];
       if (!source) return this.isDrawn ? this.addMarks() : undefined;
       const outlined = JSON.stringify(data);
@@ -375,9 +361,8 @@ export class HexagonMap {
     const source = this.source(NUMBERS);
     if (source && (data.features.length || this.hasNumbers)) this.map.change(source, data);
     else if (!source && data.features.length) {
-      const letters = isLarge() ? LARGE_LETTERS : LETTERS;
       this.map.addSource(NUMBERS, { type: 'geojson', data });
-      this.map.addLayer(numbersLayer(MAP_COLOURS[this.theme], letters + 1));
+      this.map.addLayer(numbersLayer(this.colours, letters() + 1));
     }
     this.hasNumbers = data.features.length > 0;
   }
@@ -388,24 +373,13 @@ export class HexagonMap {
   }
 
   /** Outline a cell, or none. */
-  async select(hexagon: Shape | null): Promise<void> {
-    if (hexagon === this.selection) return;
-    this.selection = hexagon;
-    await this.remark();
-  }
+  select = (hexagon: Shape | null): Promise<void> => this.remark('selection', hexagon ? [shapeOf(hexagon)] : []);
 
   /** Outline an area, with its corners where there are points, or none. */
-  async outline(area: Geometry | null): Promise<void> {
-    this.area = area;
-    await this.remark();
-  }
+  outline = (area: Geometry | null): Promise<void> => this.remark('area', area ? [area] : []);
 
   /** Outline the cells that rules name. */
-  async alert(cells: Shape[]): Promise<void> {
-    if (!cells.length && !this.alerting.length) return;
-    this.alerting = cells;
-    await this.remark();
-  }
+  alert = (cells: Shape[]): Promise<void> => this.remark('alert', cells.map(shapeOf));
 
   /** Mark a place with its name, or none. */
   mark(spot: Spot | null): void {
@@ -453,9 +427,9 @@ export class HexagonMap {
   }
 
   /** Redraw in another theme, or with letters of another size. */
-  async setTheme(theme: Theme): Promise<void> {
-    this.theme = theme;
-    this.scale.options.maxWidth = isLarge() ? LARGE_LONGEST : LONGEST;
+  async setTheme(): Promise<void> {
+    this.colours = mapColours();
+    this.scale.options.maxWidth = longest();
     this.setUnit();
     await this.inTurn(() => this.restyle());
     await new Promise((resolve) => this.map.once('idle', resolve));

@@ -1,7 +1,7 @@
 /** The released statistics of an area's cells together, as the server computes them for named and drawn areas alike. */
 
-import { ApiError, area, drawnArea, means } from './api';
-import { areaKey, ringOf, type Area } from './area';
+import { ApiError, area, means } from './api';
+import { areaKey, ringOf, ringText, type Area } from './area';
 import { cellName, chip, isolated, make } from './dom';
 import type { Over } from './over';
 import { sentence, type Shown } from './statistics';
@@ -39,7 +39,7 @@ async function fill(view: View, open: Area, target: HTMLElement, then: Then, cho
   const key = areaKey(open);
   const isLate = () => !target.isConnected || view.window?.window.start !== start || !view.area || areaKey(view.area) !== key;
   try {
-    const found = await (view.over ? overRange(view, open, view.over) : measured(view, open, start));
+    const found = await (view.over ? overRange(view, open, view.over) : area(view.feed, which(open), start));
     if (isLate()) return;
     const around = found.cells ? [] : cellsAround(view, found);
     const reading = readingOf(found, around);
@@ -54,13 +54,11 @@ async function fill(view: View, open: Area, target: HTMLElement, then: Then, cho
   }
 }
 
-const measured = (view: View, open: Area, start?: string) =>
-  open.kind === 'named' ? area(view.feed, open.name, start) : drawnArea(view.feed, ringOf(open)!, start);
+const which = (open: Area) => (open.kind === 'named' ? { area: open.name } : { ring: ringText(ringOf(open)!) });
 
 /** The area with the numbers of a range in place of a window's. */
 async function overRange(view: View, open: Area, over: Over): Promise<AreaStatistics> {
-  const which = open.kind === 'named' ? { area: open.name } : { ring: ringOf(open)! };
-  const [shape, { cells, together }] = await Promise.all([measured(view, open), means(view.feed, over, which)]);
+  const [shape, { cells, together }] = await Promise.all([area(view.feed, which(open)), means(view.feed, over, which(open))]);
   const { events, users, mean } = together;
   return { ...shape, cells: cells.length, published: cells.filter((one) => one.mean).length, events, users, estimate: mean && { ...mean, method: 'released' } };
 }

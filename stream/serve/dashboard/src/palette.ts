@@ -1,4 +1,4 @@
-/** Colours of classes and of the map, light and dark. RdYlBu is ColorBrewer's, viridis is matplotlib's. */
+/** Colours of classes, light and dark, and of the map. RdYlBu is ColorBrewer's, viridis is matplotlib's. */
 
 export type Theme = 'light' | 'dark';
 
@@ -21,54 +21,11 @@ export function viridis(count: number, theme: Theme): string[] {
   return Array.from({ length: count }, (_, index) => ramp[Math.round((index * (ramp.length - 1)) / Math.max(count - 1, 1))]!);
 }
 
-export interface MapColours {
-  sea: string;
-  land: string;
-  coast: string;
-  grid: string;
-  edge: string;
-  hatch: string;
-  unknown: string;
-  selected: string;
-  alert: string;
-  road: string;
-  green: string;
-  built: string;
-  name: string;
-  waterName: string;
-}
+const NAMES = ['sea', 'land', 'coast', 'edge', 'hatch', 'unknown', 'selected', 'alert', 'road', 'green', 'built', 'name', 'waterName'] as const;
+export type MapColours = Record<(typeof NAMES)[number], string>;
 
-export const MAP_COLOURS: Record<Theme, MapColours> = {
-  light: {
-    sea: '#cfdde4',
-    land: '#eef0f1',
-    coast: '#b3c0c6',
-    grid: '#d5d9dc',
-    edge: '#68727a',
-    hatch: '#6d757c',
-    unknown: '#9aa2a8',
-    selected: '#101820',
-    alert: '#a3007a',
-    road: '#7d868d',
-    green: '#e6eadb',
-    built: '#eae7df',
-    name: '#39424a',
-    waterName: '#2c5a77',
-  },
-  dark: {
-    sea: '#0d1317',
-    land: '#1a2127',
-    coast: '#3a464e',
-    grid: '#2b343b',
-    edge: '#84919b',
-    hatch: '#8e99a1',
-    unknown: '#6d7880',
-    selected: '#ffffff',
-    alert: '#ff7ad9',
-    road: '#8a97a1',
-    green: '#1b2824',
-    built: '#20282e',
-    name: '#e8eef2',
-    waterName: '#a9cfe4',
-  },
-};
+/** The colours of the map in the present theme, as style.css states them. */
+export function mapColours(): MapColours {
+  const style = getComputedStyle(document.documentElement);
+  return Object.fromEntries(NAMES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()])) as MapColours;
+}

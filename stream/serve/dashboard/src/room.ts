@@ -2,25 +2,17 @@
 
 import { byId } from './dom';
 
-/** Pixels at the sides of the map. */
-export interface Sides {
-  left: number;
-  right: number;
-  top: number;
-  bottom: number;
-}
-
 /** Pixels that the buttons for the zoom take at the right. */
 const BUTTONS = 48;
 const NARROW = 720;
 
-/** What cards cover at each side of the map, with some air; the air alone where they leave nearly nothing. */
-export function covered(): Sides {
+/** Pixels that cards cover at each side of the map, with some air; the air alone where they leave nearly nothing. */
+export function covered() {
   const frame = byId('map').getBoundingClientRect();
   const air = frame.width < NARROW ? 12 : 28;
   const plain = { left: air, right: BUTTONS, top: air, bottom: air };
   const sides = { ...plain };
-  const widen = (side: keyof Sides, pixels: number) => (sides[side] = Math.max(sides[side], pixels + air));
+  const widen = (side: keyof typeof plain, pixels: number) => (sides[side] = Math.max(sides[side], pixels + air));
   for (const card of [byId('controls'), byId('details')].filter((element) => element.checkVisibility())) {
     const { left, right, top, bottom, width } = card.getBoundingClientRect();
     if (width <= frame.width / 2) left - frame.left < frame.right - right ? widen('left', right - frame.left) : widen('right', frame.right - left);

@@ -3,8 +3,9 @@
 import { isValidCell, latLngToCell } from 'h3-js';
 import * as api from './api';
 import { byId, make } from './dom';
+import type { Page } from './main';
 import { areaText, areaTitle } from './named';
-import { say, type TextKey } from './texts';
+import { say } from './texts';
 import type { View } from './view';
 
 /** A place on the map, and the cell of the places' resolution in which it lies. */
@@ -12,12 +13,6 @@ export interface Spot {
   name: string;
   at: [number, number];
   cell: string;
-}
-
-export interface Targets {
-  cell(cell: string): void;
-  spot(spot: Spot): void;
-  area(name: string): void;
 }
 
 interface Entry {
@@ -30,13 +25,6 @@ interface Entry {
   at?: [number, number];
 }
 
-const KINDS: Record<Entry['kind'], TextKey> = {
-  area: 'search.area',
-  route: 'search.route',
-  place: 'search.place',
-  stop: 'search.stop',
-  cell: 'search.cell',
-};
 const MOST = 30;
 
 /** Without accents and capitals, as it is compared. */
@@ -73,7 +61,7 @@ async function collect(view: View): Promise<Entry[]> {
   ];
 }
 
-export async function setUpSearch(view: View, targets: Targets): Promise<void> {
+export async function setUpSearch(view: View, page: Page): Promise<void> {
   const menu = byId<HTMLDetailsElement>('search');
   const input = make('input', {
     id: 'search-input', type: 'search', role: 'combobox', autocomplete: 'off', spellcheck: 'false', maxlength: 200,
@@ -94,9 +82,9 @@ export async function setUpSearch(view: View, targets: Targets): Promise<void> {
 
   const go = ({ kind, text, target, at }: Entry) => {
     menu.open = false;
-    if (kind === 'area' || kind === 'route') targets.area(target);
-    else if (at) targets.spot({ name: text, at, cell: target });
-    else targets.cell(target);
+    if (kind === 'area' || kind === 'route') page.area(target);
+    else if (at) page.spot({ name: text, at, cell: target });
+    else page.open(target);
   };
 
   const mark = (index: number) => {
@@ -122,7 +110,7 @@ export async function setUpSearch(view: View, targets: Targets): Promise<void> {
   };
 
   const option = ({ kind, text, target }: Entry, at: number) => {
-    const secondary = kind === 'place' || kind === 'stop' ? `${say(KINDS[kind])} · ${target}` : say(KINDS[kind]);
+    const secondary = kind === 'place' || kind === 'stop' ? `${say(`search.${kind}`)} · ${target}` : say(`search.${kind}`);
     const item = make('li', { role: 'option', id: `found-${at}`, 'aria-selected': 'false' }, make('span', { class: 'name' }, ...(kind === 'area' || kind === 'route' ? areaTitle(target) : [make('bdi', {}, text)])), make('span', { class: 'quiet' }, secondary));
     item.addEventListener('click', () => go(shown[at]!));
     return item;

@@ -1,20 +1,9 @@
 /** Keys of the map. They act while the map has the focus only, so that they never take a letter from anything else. */
 
 import { byId } from './dom';
+import type { Page } from './main';
 import type { TextKey } from './texts';
-
-export interface Actions {
-  earlier(): void;
-  later(): void;
-  live(): void;
-  statistic(index: number): void;
-  /** Compare with another day, or no more. */
-  day(): void;
-  /** Choose the cell under the cross in the middle. */
-  centre(): void;
-  /** As if the button of that id were pressed. */
-  press(button: 'box-button' | 'play' | 'search-button' | 'table-button' | 'about-button' | 'large-button'): void;
-}
+import type { View } from './view';
 
 /** Every key, as it is printed or by the name of a text, and what it does. */
 export const SHORTCUTS: [keys: string, meaning: TextKey][] = [
@@ -33,20 +22,25 @@ export const SHORTCUTS: [keys: string, meaning: TextKey][] = [
   ['?', 'keys.about-text'],
 ];
 
-export function setUpShortcuts(canvas: HTMLElement, actions: Actions): void {
+export function setUpShortcuts(canvas: HTMLElement, view: View, page: Page): void {
+  const press = (button: string) => () => byId(button).click();
+  const statistic = (index: number) => () => {
+    const chosen = view.statistics()[index];
+    if (chosen) page.statistic(chosen);
+  };
   const keys: Record<string, () => void> = {
-    ',': actions.earlier,
-    '.': actions.later,
-    l: actions.live,
-    d: actions.day,
-    Enter: actions.centre,
-    a: () => actions.press('box-button'),
-    p: () => actions.press('play'),
-    '/': () => byId('search').hidden || actions.press('search-button'),
-    t: () => actions.press('table-button'),
-    w: () => actions.press('large-button'),
-    '?': () => actions.press('about-button'),
-    ...Object.fromEntries([0, 1, 2, 3, 4].map((index) => [String(index + 1), () => actions.statistic(index)])),
+    ',': press('earlier'),
+    '.': press('later'),
+    l: press('live-button'),
+    d: () => page.scheme(view.scheme === 'day' ? view.opens : 'day'),
+    Enter: page.centre,
+    a: press('box-button'),
+    p: press('play'),
+    '/': () => byId('search').hidden || press('search-button')(),
+    t: press('table-button'),
+    w: press('large-button'),
+    '?': press('about-button'),
+    ...Object.fromEntries([0, 1, 2, 3, 4].map((index) => [String(index + 1), statistic(index)])),
   };
   canvas.addEventListener('keydown', (event) => {
     const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];

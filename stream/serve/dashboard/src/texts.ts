@@ -1,6 +1,7 @@
 /** What the page says, in the reader's language: one file of texts for each language, all with the same keys. */
 
 import en from './texts/en.json';
+import { keep, recall } from './kept';
 import { otherValue } from './units';
 
 type Plural = Partial<Record<Intl.LDMLPluralRule, string>>;
@@ -25,26 +26,14 @@ const isLanguage = (code: string): code is Language => Object.hasOwn(LOADERS, co
 
 /** The reader's choice; until there is one, the first language of the browser that has texts. */
 function preferred(): Language {
-  let chosen: string | null = null;
-  try {
-    chosen = localStorage.getItem(KEY);
-  } catch {
-    // Nothing is stored here; the browser's languages decide.
-  }
-  const wanted = [chosen ?? '', ...(globalThis.navigator?.languages ?? [])].map((tag) => tag.toLowerCase().split('-')[0]!);
+  const wanted = [recall(KEY) ?? '', ...(globalThis.navigator?.languages ?? [])].map((tag) => tag.toLowerCase().split('-')[0]!);
   return wanted.find(isLanguage) ?? 'en';
 }
 
 export const language: Language = preferred();
 
 /** Speak another language from the next visit on. */
-export function remember(wanted: string): void {
-  try {
-    localStorage.setItem(KEY, wanted);
-  } catch {
-    // The language of the browser stays.
-  }
-}
+export const remember = (wanted: string) => keep(KEY, wanted);
 
 /** English where the file of the language cannot be read. */
 const { default: texts } = await LOADERS[language]().catch(LOADERS.en);

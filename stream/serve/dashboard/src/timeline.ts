@@ -1,23 +1,18 @@
 /** Window slider, live or paused, and how fresh the newest window is. */
 
 import { byId, make } from './dom';
+import type { Page } from './main';
 import { say, type TextKey } from './texts';
 import { ago, clock, day, hours, length, zoneName } from './times';
 import type { WindowSummary } from './types';
 import type { View } from './view';
 
-export interface Moves {
-  /** Show the window of that position and stop following. */
-  to(index: number): void;
-  live(on: boolean): void;
-}
-
-export function setUpTimeline(view: View, moves: Moves): void {
+export function setUpTimeline(view: View, page: Page): void {
   const slider = byId<HTMLInputElement>('slider');
-  slider.addEventListener('input', () => moves.to(Number(slider.value)));
-  byId('earlier').addEventListener('click', () => moves.to(view.index - 1));
-  byId('later').addEventListener('click', () => moves.to(view.index + 1));
-  byId('live-button').addEventListener('click', () => moves.live(!view.live));
+  slider.addEventListener('input', () => page.to(Number(slider.value)));
+  byId('earlier').addEventListener('click', () => page.to(view.index - 1));
+  byId('later').addEventListener('click', () => page.to(view.index + 1));
+  byId('live-button').addEventListener('click', () => page.live(!view.live));
 }
 
 /** Windows with others that were released later or anew, oldest first. */

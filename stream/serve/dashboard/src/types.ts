@@ -1,11 +1,7 @@
 /** What the read API sends: see the JSON Schemas of the topics. */
 
-import type { Feature, MultiLineString, MultiPoint, MultiPolygon, Point } from 'geojson';
+import type { MultiPolygon } from 'geojson';
 import type { Over } from './over';
-
-export type StopFeature = Feature<Point, { name: string }>;
-/** Lines of a route or street; points of sensors. */
-export type LineFeature = Feature<MultiLineString | MultiPoint>;
 
 export interface Estimate {
   value: number;
@@ -96,9 +92,6 @@ export interface WindowCells extends WindowSummary {
   totals: Record<'events' | 'users', AreaCount | null>;
 }
 
-/** Why no window of another day stands beside the one on display. */
-export type NoOther = 'same' | 'gone' | 'withheld' | 'incomplete' | 'later' | 'settings' | 'clocks' | 'none';
-
 /** Why a cell has no value of another day. */
 export type Missing = 'none' | 'suppressed' | 'area' | 'settings' | 'statistic' | 'uncertain';
 
@@ -122,16 +115,10 @@ export interface OtherDay {
   statistic: Measured;
   cells: Beside | null;
   other: WindowSummary | null;
-  reason: NoOther | null;
+  reason: 'same' | 'gone' | 'withheld' | 'incomplete' | 'later' | 'settings' | 'clocks' | 'none' | null;
   /** Starts of the oldest and the newest window that the server keeps. */
   oldest: string | null;
   newest: string | null;
-}
-
-/** A limit of the promise; `name` names its text in every language. */
-export interface Limit {
-  name: string;
-  relation: Marker['relation'] | null;
 }
 
 /** A rule of the operator; exactly one of the four conditions is not null. */
@@ -161,9 +148,6 @@ export interface AlertList {
   alerts: Alert[];
 }
 
-/** Which speeds are derived from positions: those that are missing, or all. */
-export type DerivedSpeeds = 'missing' | 'derived';
-
 export interface Settings {
   /** Which page the server has: it changes when the server is upgraded. */
   build: string;
@@ -174,8 +158,8 @@ export interface Settings {
   feeds: string[];
   /** What the configured feed's map is for: what is, or what is typical of the hour. */
   map: 'live' | 'typical';
-  /** Of the configured feed; null where the configuration says of none that they are derived. */
-  derived_speeds: DerivedSpeeds | null;
+  /** Which speeds of the configured feed are derived from positions: those that are missing, or all; null of none. */
+  derived_speeds: 'missing' | 'derived' | null;
   domain: [number, number, number, number];
   basemap: boolean;
   /** Whether anything can carry the colours of cells: lines of the operator, or a basemap of vectors. */
@@ -191,7 +175,6 @@ export interface Settings {
   scheduled: boolean;
   /** Whether the server can write Parquet. */
   parquet: boolean;
-  limits: Limit[];
 }
 
 export interface PlaceCell {
@@ -207,12 +190,7 @@ export interface PlaceList {
   cells: PlaceCell[];
 }
 
-/** Scheduled speeds in the hours of a window, in km/h. */
-export interface ScheduledSpeeds {
-  cells: Scheduled[];
-}
-
-/** `error` of the difference of the released mean, null where the two are not compared; `clear`: noise does not explain it. */
+/** A scheduled speed in the hours of a window, in km/h. `error` of the difference of the released mean, null where the two are not compared; `clear`: noise does not explain it. */
 export interface Scheduled {
   cell: string;
   value: number;

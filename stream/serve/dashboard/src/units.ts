@@ -3,6 +3,8 @@
  * value has the unit that its feed states.
  */
 
+import { keep, recall } from './kept';
+
 export type Unit = 'km/h' | 'mph';
 
 /** Another value than a speed: its name, its unit, and the bounds that it is clipped to. */
@@ -16,16 +18,7 @@ export interface Value {
 const KEY = 'hexveil-unit';
 const KMH_PER_MILE = 1.609344;
 
-let chosen: Unit = stored();
-
-function stored(): Unit {
-  try {
-    return localStorage.getItem(KEY) === 'mph' ? 'mph' : 'km/h';
-  } catch {
-    return 'km/h';
-  }
-}
-
+let chosen: Unit = recall(KEY) === 'mph' ? 'mph' : 'km/h';
 let measured: Value | null = null;
 
 /** What the window on display is about: null for speeds. */
@@ -43,11 +36,7 @@ export const chosenUnit = () => chosen;
 /** Say speeds in this unit from now on, and in later visits. */
 export function choose(wanted: Unit): void {
   chosen = wanted;
-  try {
-    localStorage.setItem(KEY, wanted);
-  } catch {
-    // The choice holds until the page is closed.
-  }
+  keep(KEY, wanted);
 }
 
 /** A released value, or a difference of values, in the unit in which it is said. */

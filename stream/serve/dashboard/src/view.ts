@@ -2,6 +2,7 @@
 
 import type { Area } from './area';
 import { cellAt, centre, finestOf, type Shape } from './hexagons';
+import { NOTHING, type Beside } from './beside';
 import type { Heat } from './heat';
 import type { Names } from './names';
 import { overSaid, type Over } from './over';
@@ -27,7 +28,7 @@ import {
   type Verdict,
   type Versus,
 } from './statistics';
-import type { AlertList, DerivedSpeeds, Hexagon, Limit, Marker, Missing, OtherDay, Scheduled, Settings, WindowCells, WindowSummary } from './types';
+import type { Hexagon, Marker, Missing, OtherDay, Scheduled, Settings, WindowCells, WindowSummary } from './types';
 import type { Look } from './hexagonlayer';
 import type { Shown as Drawn } from './map';
 
@@ -45,16 +46,7 @@ export interface Reading {
 
 export class View {
   feed = '';
-  limits: Limit[] = [];
-  /** Which speeds of the feed are derived; null where nothing is known of it. */
-  derivedSpeeds: DerivedSpeeds | null = null;
-  parquet = false;
-  /** Whether there are named areas. */
-  divided = false;
-  alerting = false;
-  /** What the rules say of the window on display; null where there are none, or where they could not be read. */
-  alerts: AlertList | null = null;
-  alertsFailed = '';
+  settings: Settings | null = null;
   theme: Theme = 'light';
   /** Complete windows of the feed, oldest first. */
   windows: WindowSummary[] = [];
@@ -67,11 +59,10 @@ export class View {
   kind: Kind = 'estimate';
   /** Chosen by the reader; until then, what the operator's map is for. */
   chosenScheme: Scheme | null = null;
-  opens: 'now' | 'typical' = 'now';
   /** The local date to compare with; null for a week before, or else the day before. */
   day: string | null = null;
-  /** The window of that day beside the one on display; null unless that is what the reader chose to see. */
-  otherDay: OtherDay | null = null;
+  /** What the window on display is shown with. */
+  beside = NOTHING;
   /** The range whose mean is on display in place of a window, and of how many windows it is. */
   over: Over | null = null;
   overWindows = 0;
@@ -79,29 +70,48 @@ export class View {
   area: Area | null = null;
   /** Names of cells; null where the server has none. */
   names: Names | null = null;
-  /** Whether there are lines, and what carries the colours: lines where there are any, unless the reader chooses. */
-  hasLines = false;
+  /** What carries the colours: lines where there are any, unless the reader chooses. */
   drawn: Drawn = { lines: false, hexagons: true, heat: false };
-  /** The histogram that is drawn in place of speeds. */
-  heat: Heat | null = null;
   cells = new Map<string, Hexagon>();
-  /** Whether the server knows scheduled speeds of the feed, and what they are in the window on display; null where they could not be read. */
-  scheduling = false;
-  scheduled: Map<string, Scheduled> | null = null;
-  /** Where each cell stands in the columns of the other day. */
+  /** Where each cell stands in the columns of the other day, and its scheduled speed. */
   private rows = new Map<string, number>();
+  private scheduled = new Map<string, Scheduled>();
   private resolutions: number[] = [];
   /** Of which statistics any cell of the window has what: asked for every cell. */
   private has = contentsOf([]);
 
   /** Lines carry the colours where there are any, unless the address says otherwise. */
-  setLines({ lines }: Settings, place: { lines?: 'on' | 'off'; hexagons?: 'on'; heat?: 'on' }): void {
-    this.hasLines = lines;
+  begin(settings: Settings, place: { lines?: 'on' | 'off'; hexagons?: 'on'; heat?: 'on' }): void {
+    const { lines } = (this.settings = settings);
     this.drawn = { lines: lines && place.lines !== 'off', hexagons: !lines || place.hexagons === 'on', heat: place.heat === 'on' };
   }
 
-  setWindow(window: WindowCells): void {
+  /** What the server's configuration says of the feed; nothing of another one. */
+  private get own(): Settings | null {
+    return this.settings?.feed === this.feed ? this.settings : null;
+  }
+
+  /** Which speeds of the feed are derived; null where nothing is known of it. */
+  get derivedSpeeds(): Settings['derived_speeds'] {
+    return this.own?.derived_speeds ?? null;
+  }
+
+  get alerting(): boolean {
+    return this.own?.alerting ?? false;
+  }
+
+  /** Whether the server knows scheduled speeds of the feed. */
+  get scheduling(): boolean {
+    return this.own?.scheduled ?? false;
+  }
+
+  get opens(): 'now' | 'typical' {
+    return this.own?.map === 'typical' ? 'typical' : 'now';
+  }
+
+  setWindow(window: WindowCells, beside: Beside = NOTHING): void {
     this.window = window;
+    this.setBeside(beside);
     const marker = window.marker;
     measure(marker?.value && marker.value !== 'speed' ? { name: marker.value, ...marker.clipping } : null);
     this.cells = new Map(window.hexagons.map((hexagon) => [hexagon.cell, hexagon]));
@@ -112,11 +122,23 @@ export class View {
     if (!this.available(this.statistic)) this.statistic = this.statistics()[0] ?? 'mean';
   }
 
-  /** What stands beside the window on display. */
-  setOtherDay(otherDay: OtherDay | null): void {
-    this.otherDay = otherDay;
-    this.rows = new Map(otherDay?.cells?.cell.map((cell, row) => [cell, row]));
+  setBeside(beside: Beside): void {
+    this.beside = beside;
+    this.rows = new Map(beside.other?.cells?.cell.map((cell, row) => [cell, row]));
+    this.scheduled = new Map(beside.scheduled?.map((one) => [one.cell, one]));
   }
+
+  /** The window of another day beside the one on display, or why there is none. */
+  get otherDay(): OtherDay | null {
+    return this.beside.other;
+  }
+
+  /** The histogram that is drawn in place of speeds. */
+  get heat(): Heat | null {
+    return this.drawn.heat ? this.beside.heat : null;
+  }
+
+  scheduledIn = (cell: string): number | undefined => this.scheduled.get(cell)?.value;
 
   /** Whether what was read of the other day is of another statistic than the one on display. */
   get isOtherStatistic(): boolean {
@@ -136,10 +158,8 @@ export class View {
   /** Show no window: the one that was asked for is not kept. */
   clear(): void {
     this.window = null;
-    this.alerts = null;
     this.cells.clear();
-    this.scheduled = null;
-    this.setOtherDay(null);
+    this.setBeside(NOTHING);
   }
 
   /** The time on display, "Tue, 14 Mar 2017, 07:00–08:00", or which windows are put together. */
@@ -237,7 +257,7 @@ export class View {
   get scheme(): Scheme {
     const chosen = this.chosenScheme ?? this.opens;
     if (!this.offers(chosen)) return 'now';
-    return (chosen === 'day' && (!this.otherDay || this.isOtherStatistic)) || (chosen === 'scheduled' && !this.scheduled) ? 'now' : chosen;
+    return (chosen === 'day' && (!this.otherDay || this.isOtherStatistic)) || (chosen === 'scheduled' && !this.beside.scheduled) ? 'now' : chosen;
   }
 
   /** What a difference is from: what was chosen, or else the first that there is. */
@@ -290,7 +310,7 @@ export class View {
   }
 
   private fromScheduled(cell: string, now: Shown): Verdict | null {
-    const scheduled = this.scheduled!.get(cell);
+    const scheduled = this.scheduled.get(cell);
     return scheduled && scheduled.error !== null ? { now, reference: scheduled.value, clear: scheduled.clear, error: scheduled.error } : null;
   }
 
@@ -320,7 +340,7 @@ export class View {
 
   /** Cells that rules name, for their outlines. */
   alertingCells(): Shape[] {
-    const named = [...new Set(this.alerts?.alerts.map((alert) => alert.cell))];
+    const named = [...new Set(this.beside.alerts?.alerts.map((alert) => alert.cell))];
     return named.map((cell) => this.cells.get(cell) ?? { cell });
   }
 

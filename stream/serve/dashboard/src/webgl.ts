@@ -7,7 +7,7 @@ import { TILE, WORLD, unitsOf } from './world';
 type Matrix = ArrayLike<number>;
 
 /** A program with its attributes in that order. A graphics processor that is lost meanwhile has none; it will be asked again. */
-export function linked(gl: WebGL2RenderingContext, vertex: string, fragment: string, attributes: string[]): WebGLProgram {
+function linked(gl: WebGL2RenderingContext, vertex: string, fragment: string, attributes: string[]): WebGLProgram {
   const program = gl.createProgram();
   for (const [kind, source] of [[gl.VERTEX_SHADER, vertex], [gl.FRAGMENT_SHADER, fragment]] as const) {
     const shader = gl.createShader(kind)!;
@@ -24,10 +24,6 @@ export function linked(gl: WebGL2RenderingContext, vertex: string, fragment: str
 
 export type Uniforms<Name extends string> = Record<Name, WebGLUniformLocation | null>;
 
-/** Where the program has its uniforms, which begin with "u_". */
-export const uniformsOf = <Name extends string>(gl: WebGL2RenderingContext, program: WebGLProgram, names: readonly Name[]) =>
-  Object.fromEntries(names.map((name) => [name, gl.getUniformLocation(program, `u_${name}`)])) as Uniforms<Name>;
-
 /** Red, green and blue up to 255 of "#rrggbb". */
 export function bytesOf(colour: string): [number, number, number] {
   const number = parseInt(colour.slice(1), 16);
@@ -41,7 +37,7 @@ export const sharesOf = (colour: string) => bytesOf(colour).map((part) => part /
  * Where a place of the world is drawn, by the matrix of the map. What is drawn is told from there: a graphics processor computes
  * with 24 bits, which are too few for places in the world close up.
  */
-export const drawnAt = (matrix: Matrix, x: number, y: number) =>
+const drawnAt = (matrix: Matrix, x: number, y: number) =>
   [0, 1, 2, 3].map((row) => matrix[row]! * x + matrix[4 + row]! * y + matrix[12 + row]!) as [number, number, number, number];
 
 /** Pieces in a row of the picture of their looks. */
@@ -105,7 +101,9 @@ export abstract class PieceLayer<Name extends string> implements CustomLayerInte
     gl.vertexAttribPointer(1, size, gl.FLOAT, false, 0, 0);
     gl.bindBuffer(gl.ELEMENT_ARRAY_BUFFER, buffers[2]);
     gl.bindVertexArray(null);
-    const uniforms = uniformsOf(gl, program, [...this.shaders.uniforms, 'matrix', 'origin', 'centre', 'pixels', 'ratio', 'looks'] as const);
+    const names = [...this.shaders.uniforms, 'matrix', 'origin', 'centre', 'pixels', 'ratio', 'looks'];
+    // Uniforms begin with "u_".
+    const uniforms = Object.fromEntries(names.map((one) => [one, gl.getUniformLocation(program, `u_${one}`)])) as Uniforms<Name | Common>;
     this.held = { program, uniforms, vertices, buffers, looks: gl.createTexture() };
     [this.isOldMesh, this.isOldPicture] = [true, true];
   }
@@ -141,10 +139,10 @@ export abstract class PieceLayer<Name extends string> implements CustomLayerInte
   }
 
   private sendMesh(gl: WebGL2RenderingContext, { buffers }: Held<Name>, { places, second, triangles }: Vertices): void {
-    gl.bindBuffer(gl.ARRAY_BUFFER, buffers[0]);
-    gl.bufferData(gl.ARRAY_BUFFER, places, gl.STATIC_DRAW);
-    gl.bindBuffer(gl.ARRAY_BUFFER, buffers[1]);
-    gl.bufferData(gl.ARRAY_BUFFER, second, gl.STATIC_DRAW);
+    [places, second].forEach((numbers, at) => {
+      gl.bindBuffer(gl.ARRAY_BUFFER, buffers[at]!);
+      gl.bufferData(gl.ARRAY_BUFFER, numbers, gl.STATIC_DRAW);
+    });
     gl.bufferData(gl.ELEMENT_ARRAY_BUFFER, triangles, gl.STATIC_DRAW);
     this.isOldMesh = false;
   }

@@ -1,16 +1,16 @@
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import type { FeatureCollection, MultiPolygon, Position } from 'geojson';
 import { cellToChildren, cellToParent, gridDisk, latLngToCell } from 'h3-js';
 import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parseCorners, parseRing, ringText, type Area } from '../src/area';
-import { gridOf, VERTEX_NUMBERS } from '../src/grid';
 import { boundsOf, cellAt, centre, cornersOf, shapeOf } from '../src/hexagons';
 import { land } from '../src/land';
 import { piecesOf, placesIn } from '../src/lines';
 import { meshOf, type Mesh } from '../src/mesh';
 import { WORLD, east, south } from '../src/world';
 import { Names } from '../src/names';
-import { MAP_COLOURS, WITHIN_NOISE, viridis } from '../src/palette';
+import { WITHIN_NOISE, viridis, type MapColours } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
 import { search } from '../src/search';
 import { absoluteBreaks, absoluteLabels, classify, comparison, countText, interval, opacity, RELATIVE_BREAKS, sentence, shown, typicalOf } from '../src/statistics';
@@ -19,6 +19,10 @@ import { decimals, say } from '../src/texts';
 import { choose, measure } from '../src/units';
 import type { Estimate, Hexagon, WindowCells } from '../src/types';
 import { View } from '../src/view';
+
+/** As style.css states them. */
+const MAP_COLOURS = Object.fromEntries(readFileSync('src/style.css', 'utf8').split('}').slice(0, 2).map((block, at) =>
+  [at ? 'dark' : 'light', Object.fromEntries([...block.matchAll(/--(\w+): (#\w{6})/g)].map(([, name, colour]) => [name, colour]))])) as Record<'light' | 'dark', MapColours>;
 
 const WINDOW = { start: '2017-03-21T12:00:00Z', end: '2017-03-21T13:00:00Z' };
 
@@ -385,18 +389,10 @@ test('fine cells are drawn over coarse ones, and each is known by its place in t
   assert.equal(meshOf([]).triangles.length, 0);
 });
 
-test('the ground has one graticule at every zoom, which holds whole steps', () => {
-  const { middle, vertices, parts } = gridOf([-98.7, 29.5, -96.8, 31]);
-  for (const zoom of [0, 4.9, 5, 8.5, 12, 22]) assert.equal(parts.filter(({ from, to }) => zoom >= from && zoom < to).length, 1);
-  const xs = (part: { first: number; count: number }) =>
-    Array.from({ length: part.count }, (_, at) => 360 * (vertices[(part.first + at) * VERTEX_NUMBERS]! + middle[0] - 0.5));
-  const steps = new Set(xs(parts[1]!).map((lng) => lng.toFixed(4)));
-  assert.ok([...steps].every((lng) => lng.endsWith('.0000') || lng === '-128.7000' || lng === '-66.8000'), [...steps].join());
-});
-
 test('a range count says what was counted and holds its number, or says that it has no interval', () => {
   const one = { value: 0, interval: [0, 14] as [number, number], mechanism: 'auto', fixes_per_user: 1 };
   assert.equal(counted(one), 'Users whose last position was in the box, by the spatial histogram (auto): 0, 95 % interval 0–14.');
+  assert.match(counted({ ...one, value: 2345.4, interval: [1200, 3400] }), /: 2\u202f345, 95 % interval 1\u202f200–3\u202f400\.$/);
   assert.match(counted({ ...one, fixes_per_user: 3 }), /^Positions in the box, at most 3 of one user, by/);
   assert.match(counted({ ...one, mechanism: 'euler' }), /^Regions of users/);
   assert.match(counted({ ...one, interval: null }), /: 0, no interval, because the release does not describe its noise\.$/);
