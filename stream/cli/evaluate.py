@@ -27,7 +27,7 @@ from stream.cli.options import (
     progress_bars,
     reading_bar,
     stop,
-    warn_not_private,
+    warn_of_true_values,
 )
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def command(
         told = {"private": False, "warning": NOT_PRIVATE, "recording": " ".join(map(str, files)), "trials": trials}
         typer.echo(json.dumps(told | judged.facts, allow_nan=False))
         return
-    warn_not_private()
+    warn_of_true_values()
     judged.show()
 
 

@@ -69,7 +69,7 @@ def stop(message: object, code: int = USAGE) -> NoReturn:
 NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust boundary; it is not a release."
 
 
-def warn_not_private() -> None:
+def warn_of_true_values() -> None:
     """Say on stderr that what follows is not for the public."""
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
 

@@ -34,7 +34,7 @@ from stream.cli.options import (
     progress_bars,
     require_new,
     stop,
-    warn_not_private,
+    warn_of_true_values,
     write_text,
 )
 from stream.config import Chosen, Config, ConfigError
@@ -216,7 +216,7 @@ def command(  # noqa: PLR0915
             tuning.chosen is not None,
             partial(tune_report.print_tuning, tuning, wanted, budget, settings, keys),
         )
-    warn_not_private()
+    warn_of_true_values()
     if as_json:
         typer.echo(json.dumps({"private": False, "warning": NOT_PRIVATE} | asked | facts, allow_nan=False))
     else:
