@@ -288,3 +288,25 @@ def test_an_area_that_is_none_of_this_feed_is_refused_before_anything_starts(des
     code, said = run(*command.split(), "--config", RIDERS, *span)
     assert code == 2
     assert "participation.geojson" in said
+
+
+@pytest.mark.parametrize(
+    "command", ["doctor", "worker", "serve", "topics create", "replay day.ndjson", "simulate --once"]
+)
+def test_a_file_of_credentials_that_cannot_be_read_is_refused_with_its_key(desk, monkeypatch, command):
+    monkeypatch.setenv("HEXVEIL_KAFKA__SECURITY_PROTOCOL", "SASL_SSL")
+    monkeypatch.setenv("HEXVEIL_KAFKA__USERNAME", "worker")
+    monkeypatch.setenv("HEXVEIL_KAFKA__PASSWORD_FILE", "nowhere")
+    monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # the recording is of 2017
+    code, said = run(*command.split(), "--config", BUS)
+    assert code == 2
+    assert "kafka.password_file" in said
+
+
+@pytest.mark.parametrize("command", ["doctor", "doctor --json", "ledger show"])
+def test_a_password_of_redis_is_not_shown(desk, monkeypatch, command):
+    monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://worker:geheim@127.0.0.1:9/0")
+    code, said = run(*command.split(), "--config", BUS)
+    assert code == 3
+    assert "redis://***@127.0.0.1:9/0" in said
+    assert "geheim" not in said

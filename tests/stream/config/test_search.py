@@ -242,3 +242,12 @@ def test_the_readme_prints_the_table_and_the_picture_shows_it():
     live = [row for _, row in ROWS if row.kind == "live"]
     assert re.findall(r">(\d+) %<", picture) == [f"{100 * row.within:.0f}" for row in live]
     assert re.findall(r">±(\S+) km/h<", picture) == [f"{row.half_width:g}" for row in live]
+
+
+@pytest.mark.parametrize("command", [["push", "--token-file"], ["hfp", "mqtts://agency.example", "--login"]])
+def test_a_command_refuses_a_secret_that_others_can_read(secret, command):
+    secret.chmod(0o644)
+    done = CliRunner().invoke(app, [*command, str(secret), "--config", str(BUS_FLEET)])
+    assert done.exit_code == 2
+    assert f"run: chmod 600 {secret}" in " ".join(done.stderr.split())
+    assert "0123" not in done.output

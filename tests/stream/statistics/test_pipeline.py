@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import h3
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 from scipy import stats
@@ -32,8 +33,10 @@ from stream.statistics.values.cell_statistics import planned_statistics
 from stream.statistics.window_rows import contributions_of
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
+from tests.support.closing import Collected, protocol_of
 from tests.support.releasing import build_messages, draw, planned
 from tests.support.schemas import validate
+from tests.support.stored_rows import store
 
 
 class Recorded(Noise):
@@ -363,3 +366,13 @@ def test_a_target_that_cannot_be_predicted_is_refused_with_the_remedy(tmp_path, 
 def test_under_participation_merging_by_counts_is_refused_with_the_reason(tmp_path):
     with pytest.raises(ConfigError, match="merging depends on true counts"):
         riders_config(tmp_path, **{"hexagons.merge_until": 10.0})
+
+
+async def test_the_service_releases_mixed_resolutions_once(redis, tmp_path):
+    config = bus_config(tmp_path, **MERGING)
+    await store(redis, config, uneven_rows(6))
+    sink = Collected()
+    result = await protocol_of(redis, config, sink).close(SLOT)
+    bodies = [msgspec.json.decode(message.value) for message in sink.messages if message.topic == HEXAGON_SPEED]
+    assert result.messages == len(bodies) + 1
+    assert len({body["resolution"] for body in bodies}) > 1

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from dpcore import participation
 from dpcore.accounting import NANO, epsilon_of_rho, rho_of
+from dpcore.errors import BudgetError
 from dpcore.noise import Noise
 from stream.cli import app
 from stream.config import ConfigError, load_config
@@ -28,7 +29,7 @@ from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.serve.received import received
-from stream.statistics.participation.draw import participation_of, participation_with
+from stream.statistics.participation.draw import exact_integers, participation_of, participation_with
 from stream.statistics.plan import Due, decode_plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
@@ -302,3 +303,70 @@ def test_check_states_the_promise_in_rho_and_in_epsilon_and_delta(tmp_path):
     pure = CliRunner().invoke(app, ["check", "--config", written(tmp_path, "redis://127.0.0.1:1/0", "pure")]).output
     assert "zCDP" not in pure
     assert "budget 16.0 pays for 8 of 24 windows at epsilon 2.0" in pure
+
+
+def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_path):
+    config = zcdp_config(tmp_path, **SMALL)
+    with pytest.raises(BudgetError, match="nρ"):
+        _ = config.privacy.epsilon_micro
+    plan, _ = planned(config, random_rows(1, 30))
+    assert plan.budget == 400_000_000
+
+
+def test_a_user_without_rho_left_contributes_exactly_nothing(tmp_path):
+    config = zcdp_config(tmp_path, **SMALL)
+    rows = random_rows(4, 120)
+    plan, contributions = planned(config, rows)
+    left = np.full(contributions.counts.n_users, config.privacy.ledger_budget)
+    left[2] = plan.charges[2] - 1
+    poor, _ = planned(config, rows, left)
+    without, rest = planned(config, rows[rows["user"] != contributions.counts.users[2]])
+    assert poor.charges[2] == 0
+    assert (exact_integers(poor, contributions) == exact_integers(without, rest)).all()
+
+
+def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
+    events = [
+        {
+            "user": f"u{i % 5}",
+            "time": (SLOT + 60 * i) * 1000,
+            "lat": 30.25 + 0.05 * (i % 3),
+            "lng": -97.7,
+            "speed": i % 60,
+        }
+        for i in range(170)
+    ]
+    recording = tmp_path / "day.ndjson"
+    recording.write_text("".join(json.dumps(event) + "\n" for event in events))
+    config = written(tmp_path, "redis://127.0.0.1:1/0", "zcdp")
+    span = ["--from", "2017-03-21T07:00", "--until", "2017-03-21T10:00"]
+    command = [
+        "replay",
+        str(recording),
+        "--config",
+        config,
+        "--offline",
+        *span,
+        "--state",
+        str(tmp_path / "state"),
+        "--json",
+    ]
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 0, first.output
+    bodies = [json.loads(line)["value"] for line in first.stdout.splitlines()]
+    rho = rho_of(5.0, 1e-6) // 8 / NANO
+    assert {(body["accounting"], body["rho"], body["delta"]) for body in bodies} == {("zcdp", rho, 1e-6)}
+    summary = json.loads(first.stderr.splitlines()[-1])
+    assert summary["ledger_unit"] == "nano_rho"
+    users, charged = summary["charged"]["2017-03-21"]
+    assert users == 5
+    assert 0 < charged <= 5 * 3 * 50_000_000
+    again = CliRunner().invoke(app, command)
+    assert again.stdout == ""
+    assert json.loads(again.stderr.splitlines()[-1])["charged"] == summary["charged"]
+    pure = [written(tmp_path, "redis://127.0.0.1:1/0", "pure") if word == config else word for word in command]
+    refused = CliRunner().invoke(app, pure)
+    assert refused.exit_code == 1, "a ledger of nρ under a configuration of µε"
+    assert "units" in refused.stderr
+    assert refused.stdout == ""
