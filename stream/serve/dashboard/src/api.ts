@@ -2,10 +2,10 @@
 
 import type { FeatureCollection, MultiLineString, MultiPoint, Point, Position } from 'geojson';
 import type { Heat } from './heat';
-import { overQuery, type Over } from './over';
+import { overQuery } from './over';
 import { say } from './texts';
 import type {
-  AlertList, Along, AreaName, AreaStatistics, Box, Hexagon, OtherDay, MeanList, PlaceList, RouteWay, Scheduled, Settings, WindowCells, WindowSummary,
+  AlertList, Along, AreaName, AreaStatistics, Box, Hexagon, MeanList, OtherDay, Over, PlaceList, RouteWay, Scheduled, Settings, WindowCells, WindowSummary,
 } from './types';
 
 export class ApiError extends Error {

@@ -5,7 +5,7 @@ import { areaKey, linesWith, ringOf, type Area } from './area';
 import { byId } from './dom';
 import { Drawing, type Form } from './drawing';
 import { boxOf } from './hexagons';
-import type { Page } from './main';
+import type { Page } from './page';
 import type { Mapped } from './mapless';
 import { boundsForm, cornersForm, counts, forms, heading } from './measure';
 import { together } from './named';

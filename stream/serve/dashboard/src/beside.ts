@@ -1,26 +1,10 @@
 /** What a window is shown with: another day, the timetable, alerts and a histogram. What cannot be read is left out, and why is told. */
 
 import * as api from './api';
-import type { Heat } from './heat';
 import { STATISTICS } from './statistics';
 import { say } from './texts';
-import type { AlertList, OtherDay, Scheduled, WindowSummary } from './types';
-import type { View } from './view';
-
-export interface Beside {
-  /** The window of the other day and what it says of the cells; null unless that is what the reader chose to see. */
-  other: OtherDay | null;
-  /** Scheduled speeds; null where there are none. */
-  scheduled: Scheduled[] | null;
-  /** What the operator's rules say; null where there are none, or where `refused` says why they could not be read. */
-  alerts: AlertList | null;
-  refused: string;
-  /** The histogram to draw in place of speeds; null unless that is what the reader chose to see. */
-  heat: Heat | null;
-  failures: string[];
-}
-
-export const NOTHING: Beside = { other: null, scheduled: null, alerts: null, refused: '', heat: null, failures: [] };
+import type { WindowSummary } from './types';
+import type { Beside, View } from './view';
 
 export const reasonOf = (error: unknown): string => (error instanceof api.ApiError ? error.message : say('failed.server'));
 

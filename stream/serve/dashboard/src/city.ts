@@ -1,7 +1,7 @@
 /** What the operator's files of the city add to the page: the search with the list of areas, and the switches for lines and hexagons. */
 
 import { byId, closing, make } from './dom';
-import type { Page } from './main';
+import type { Page } from './page';
 import { say } from './texts';
 import type { Settings } from './types';
 import type { View } from './view';

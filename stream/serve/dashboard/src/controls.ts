@@ -2,7 +2,7 @@
 
 import { byId, chip, make, row, swatch, type Mark } from './dom';
 import { heatLegend } from './heat';
-import type { Page } from './main';
+import type { Page } from './page';
 import { say } from './texts';
 import {
   COMPARING,

@@ -15,20 +15,20 @@ import { isLarge, setUpFeeds, setUpLanguage, setUpLarge, setUpTheme, showFeeds }
 import { HexagonMap } from './map';
 import { mapless, type Mapped } from './mapless';
 import { Names } from './names';
-import { windowOf, type Over } from './over';
+import { windowOf } from './over';
 import { parsePlace, placeText } from './place';
+import type { Page } from './page';
 import { Player } from './play';
-import type { Spot } from './search';
 import { Selection } from './selection';
 import { setUpShortcuts } from './shortcuts';
 import { Table } from './table';
 import { fillPage, say, type Values } from './texts';
 import { begin, took } from './timing';
 import { freshness, joined, setUpTimeline, showBadge, showTimeline } from './timeline';
-import { choose as chooseUnit, type Unit } from './units';
+import { choose as chooseUnit } from './units';
 import { clock, day, zoneName } from './times';
 import type { Scheme, Statistic } from './statistics';
-import type { PlaceList, Settings, WindowCells, WindowSummary } from './types';
+import type { Over, PlaceList, Settings, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
 const REMEMBERED = 12;
@@ -76,46 +76,37 @@ setUpLarge(place.large === 'on', () => {
   void map.setTheme();
 });
 
-/** What the parts of the page ask of the whole. */
-const page = {
-  /** Show the window of that position and stop following. */
+const page: Page = {
   to,
-  /** Follow new windows, or pause. */
   live,
   statistic: chooseStatistic,
   scheme: compareWith,
-  /** Change what is shown of the window on display. */
   change,
-  unit: (unit: Unit): void =>
+  unit: (unit) =>
     change(() => {
       chooseUnit(unit);
       map.setUnit();
     }),
-  /** Other things carry the colours. A histogram has to be read first. */
-  redraw: (): void => {
+  // A histogram has to be read first.
+  redraw: () => {
     const read = view.drawn.heat && !view.heat && asked ? show(asked, true) : Promise.resolve();
     read.then(() => change(() => void map.setLines(view.drawn))).catch(fail);
   },
-  /** Show a window that is played; resolves once it is on the screen. */
   play,
-  /** Ask for the cells of a window that comes next. */
-  prepare: (window: WindowSummary): void => void load(window).catch(() => undefined),
-  /** The range of windows, or whether it is played, changed. */
+  prepare: (window) => void load(window).catch(() => undefined),
   played,
-  isPlaying: (): boolean => player.playing,
-  mean: (over: Over): void => void showMean(over).catch(fail),
-  open: (cell: string): void => selection.open(cell),
-  spot: (spot: Spot): void => selection.find(spot),
-  area: (name: string): void => selection.areas.open({ kind: 'named', name }),
-  areaChanged: (): void => selection.areaChanged(),
-  centre: (): void => selection.centre(),
-  /** Another cell is chosen, or another area open. */
-  selected: (): void => {
+  isPlaying: () => player.playing,
+  mean: (over) => void showMean(over).catch(fail),
+  open: (cell) => selection.open(cell),
+  spot: (spot) => selection.find(spot),
+  area: (name) => selection.areas.open({ kind: 'named', name }),
+  areaChanged: () => selection.areaChanged(),
+  centre: () => selection.centre(),
+  selected: () => {
     table.render();
     writePlace();
   },
 };
-export type Page = typeof page;
 
 async function start(): Promise<void> {
   const settings = await api.settings();

@@ -27,22 +27,14 @@ import { LineLayer } from './linelayer';
 import type { Line } from './lines';
 import { NUMBERS, numbersLayer, numbersOf, type NumberOf } from './numbers';
 import { mapColours } from './palette';
-import type { Spot } from './search';
 import { chosenUnit } from './units';
-import type { Box, Settings } from './types';
+import type { Box, Drawn, Settings, Spot } from './types';
 
 const SCALES = { 'km/h': 'metric', mph: 'imperial' } as const;
 /** Pixels of names on the map, and most of the scale; on a screen on the wall they are larger. */
 const letters = () => (isLarge() ? 20 : 12);
 const longest = () => (isLarge() ? 260 : 100);
 const NOTHING: Ground = { sources: {}, layers: [] };
-
-/** What carries the colours: lines of streets, where there are any, hexagons, or both; or a histogram in their place. */
-export interface Shown {
-  lines: boolean;
-  hexagons: boolean;
-  heat: boolean;
-}
 
 type Stroke = { colour: string; width: number };
 
@@ -118,7 +110,7 @@ export class HexagonMap {
   private hasNumbers = false;
   /** The map has a style, to which layers can be added. */
   private isStyled = false;
-  private shown: Shown;
+  private shown: Drawn;
   private readonly protocol = new Protocol();
   private readonly scale = new ScaleControl({ unit: SCALES[chosenUnit()], maxWidth: longest() });
 
@@ -126,7 +118,7 @@ export class HexagonMap {
     container: HTMLElement,
     private readonly settings: Settings,
     start: { center: [number, number]; zoom: number } | { bounds: Box },
-    shown: Shown,
+    shown: Drawn,
   ) {
     this.shown = shown;
     this.setShown(shown);
@@ -406,7 +398,7 @@ export class HexagonMap {
   }
 
   /** Show lines with their stops, hexagons, or both. */
-  async setLines(shown: Shown): Promise<void> {
+  async setLines(shown: Drawn): Promise<void> {
     this.shown = shown;
     this.drawLines(this.network);
     await this.inTurn(() => {
@@ -416,7 +408,7 @@ export class HexagonMap {
   }
 
   /** Hexagons stand in where roads alone were to carry the colours and none are loaded, as far out. */
-  private setShown({ lines, hexagons }: Shown): void {
+  private setShown({ lines, hexagons }: Drawn): void {
     if (this.heat) return void ([this.lines.isShown, this.hexagons.isShown] = [false, false]);
     [this.lines.isShown, this.hexagons.isShown] = [lines, hexagons || !lines || (!this.settings.network && this.lines.isEmpty)];
   }

@@ -3,10 +3,9 @@
 import { ApiError, area, means } from './api';
 import { areaKey, ringOf, ringText, type Area } from './area';
 import { cellName, chip, isolated, make } from './dom';
-import type { Over } from './over';
 import { sentence, type Shown } from './statistics';
 import { decimals, say } from './texts';
-import type { AreaStatistics } from './types';
+import type { AreaStatistics, Over } from './types';
 import type { View } from './view';
 import { ways } from './ways';
 

@@ -4,17 +4,9 @@ import { getResolution } from 'h3-js';
 import { byId, make } from './dom';
 import { say } from './texts';
 import { clock, day } from './times';
-import type { AreaCount, Estimate, Hexagon, MeanList, WindowCells, WindowSummary } from './types';
+import type { AreaCount, Estimate, Hexagon, MeanList, Over, WindowCells, WindowSummary } from './types';
 
-const DAYS = ['any', 'workday', 'saturday', 'sunday', 'weekend'] as const;
-
-/** Windows that begin in [from, to), on such days and in such local hours, the last of which does not count. */
-export interface Over {
-  from: string;
-  to: string;
-  days: (typeof DAYS)[number];
-  hours: [number, number];
-}
+const DAYS: Over['days'][] = ['any', 'workday', 'saturday', 'sunday', 'weekend'];
 
 /** "workday.7-9". */
 export const overText = ({ days, hours }: Over) => `${days}.${hours.join('-')}`;

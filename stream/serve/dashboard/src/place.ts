@@ -2,9 +2,9 @@
 
 import { isValidCell } from 'h3-js';
 import { boxFrom, parseRing, ringText, type Area } from './area';
-import { overText, parseOver, type Over } from './over';
+import { overText, parseOver } from './over';
 import type { Kind, Scheme, Statistic } from './statistics';
-import type { Box } from './types';
+import type { Box, Over } from './types';
 
 export interface Place {
   at?: { lat: number; lng: number; zoom: number };

@@ -2,7 +2,7 @@
 
 import { rangeFields } from './downloads';
 import { byId, closing, make } from './dom';
-import type { Page } from './main';
+import type { Page } from './page';
 import { overForm } from './over';
 import { say } from './texts';
 import type { View } from './view';

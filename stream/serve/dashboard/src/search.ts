@@ -3,17 +3,11 @@
 import { isValidCell, latLngToCell } from 'h3-js';
 import * as api from './api';
 import { byId, make } from './dom';
-import type { Page } from './main';
+import type { Page } from './page';
 import { areaText, areaTitle } from './named';
 import { say } from './texts';
+import type { Spot } from './types';
 import type { View } from './view';
-
-/** A place on the map, and the cell of the places' resolution in which it lies. */
-export interface Spot {
-  name: string;
-  at: [number, number];
-  cell: string;
-}
 
 interface Entry {
   kind: 'area' | 'route' | 'place' | 'stop' | 'cell';

@@ -1,7 +1,7 @@
 /** Keys of the map. They act while the map has the focus only, so that they never take a letter from anything else. */
 
 import { byId } from './dom';
-import type { Page } from './main';
+import type { Page } from './page';
 import type { TextKey } from './texts';
 import type { View } from './view';
 

@@ -1,7 +1,7 @@
 /** Window slider, live or paused, and how fresh the newest window is. */
 
 import { byId, make } from './dom';
-import type { Page } from './main';
+import type { Page } from './page';
 import { say, type TextKey } from './texts';
 import { ago, clock, day, hours, length, zoneName } from './times';
 import type { WindowSummary } from './types';

@@ -1,7 +1,6 @@
 /** What the read API sends: see the JSON Schemas of the topics. */
 
 import type { MultiPolygon } from 'geojson';
-import type { Over } from './over';
 
 export interface Estimate {
   value: number;
@@ -206,6 +205,28 @@ export interface AreaName {
 export interface AreaCount {
   value: number;
   interval: [number, number] | null;
+}
+
+/** Windows that begin in [from, to), on such days and in such local hours, the last of which does not count. */
+export interface Over {
+  from: string;
+  to: string;
+  days: 'any' | 'workday' | 'saturday' | 'sunday' | 'weekend';
+  hours: [number, number];
+}
+
+/** What carries the colours: lines of streets, where there are any, hexagons, or both; or a histogram in their place. */
+export interface Drawn {
+  lines: boolean;
+  hexagons: boolean;
+  heat: boolean;
+}
+
+/** A place on the map, and the cell of the places' resolution in which it lies. */
+export interface Spot {
+  name: string;
+  at: [number, number];
+  cell: string;
 }
 
 /** A way of which windows are asked: one, or those of a range; between two stops, or from end to end. */

@@ -2,10 +2,9 @@
 
 import type { Area } from './area';
 import { cellAt, centre, finestOf, type Shape } from './hexagons';
-import { NOTHING, type Beside } from './beside';
 import type { Heat } from './heat';
 import type { Names } from './names';
-import { overSaid, type Over } from './over';
+import { overSaid } from './over';
 import { decimals, say } from './texts';
 import { inUnit, measure, otherValue } from './units';
 import { clock, day, localClock, when } from './times';
@@ -28,9 +27,8 @@ import {
   type Verdict,
   type Versus,
 } from './statistics';
-import type { Hexagon, Marker, Missing, OtherDay, Scheduled, Settings, WindowCells, WindowSummary } from './types';
+import type { AlertList, Drawn, Hexagon, Marker, Missing, OtherDay, Over, Scheduled, Settings, WindowCells, WindowSummary } from './types';
 import type { Look } from './hexagonlayer';
-import type { Shown as Drawn } from './map';
 
 export interface Reading {
   hexagon: Hexagon;
@@ -43,6 +41,22 @@ export interface Reading {
    * where there is no such thing. */
   verdict: Verdict | null;
 }
+
+/** What a window is shown with. */
+export interface Beside {
+  /** The window of the other day and what it says of the cells; null unless that is what the reader chose to see. */
+  other: OtherDay | null;
+  /** Scheduled speeds; null where there are none. */
+  scheduled: Scheduled[] | null;
+  /** What the operator's rules say; null where there are none, or where `refused` says why they could not be read. */
+  alerts: AlertList | null;
+  refused: string;
+  /** The histogram to draw in place of speeds; null unless that is what the reader chose to see. */
+  heat: Heat | null;
+  failures: string[];
+}
+
+const NOTHING: Beside = { other: null, scheduled: null, alerts: null, refused: '', heat: null, failures: [] };
 
 export class View {
   feed = '';
