@@ -154,13 +154,16 @@ def _collection(features: Any) -> bytes:
     return msgspec.json.encode({"type": "FeatureCollection", "features": listed})
 
 
+_PLACES = msgspec.json.Decoder(Places)
+
+
 def read_places(path: Path | None) -> Places:
     """The places of the file that ``public.places`` names; none without one. Raises :class:`ConfigError`."""
     if path is None:
         return Places(None, [])
     body = read_bytes(path, "places", LARGEST)
     try:
-        file = msgspec.json.decode(body, type=Places)
+        file = _PLACES.decode(body)
         _check_cells(file)
         for stop in file.stops:
             stop.name = check_name(stop.name, "the name of a stop")
