@@ -51,25 +51,6 @@ def test_no_module_binds_a_name_twice():
     assert bound_twice("A = 1\nB = 2\ndef f(): pass\nB: int = 3") == {"B"}
 
 
-def test_the_api_makes_its_decoders_on_import():
-    """msgspec resolves a type when it is decoded for the first time, and two threads that do so at once crash."""
-    late = {
-        (path.name, call.lineno)
-        for path in FILES
-        if "serve" in path.parts or path.name == "cells.py"
-        for function in ast.walk(tree_of(path))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for call in ast.walk(function)
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and (
-            call.func.attr == "Decoder"
-            or (call.func.attr in ("decode", "convert") and any(k.arg == "type" for k in call.keywords))
-        )
-    }
-    assert not late
-
-
 def test_no_test_imports_from_another_test_or_names_a_private_attribute_in_a_string():
     """What several tests use is in ``tests/support``, or beside them in a module without tests."""
     imported = re.compile(r"^from tests\.[\w.]*\btest_", re.MULTILINE)

@@ -2,6 +2,7 @@
 street map is read by ranges of a bounded length, by clients that do not have to be trusted to read them. Whoever asks
 for many different answers at once waits alone: others get theirs, and the memory stays bounded."""
 
+import ast
 import asyncio
 import gzip
 import itertools
@@ -355,3 +356,21 @@ def test_all_who_wait_for_a_window_share_one_list_of_its_values(tmp_path, is_com
         outcomes(view, arrivals(messages[3:], 1))
     assert window.complete
     assert window.in_order() == [message.value for message in messages if message.topic == HEXAGON_SPEED]
+
+
+def test_the_api_makes_its_decoders_on_import():
+    """msgspec resolves a type when it is decoded for the first time, and two threads that do so at once crash."""
+    late = {
+        (path.name, call.lineno)
+        for path in [*(REPO_ROOT / "stream/serve").rglob("*.py"), REPO_ROOT / "stream/messages/cells.py"]
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and (
+            call.func.attr == "Decoder"
+            or (call.func.attr in ("decode", "convert") and any(k.arg == "type" for k in call.keywords))
+        )
+    }
+    assert not late
