@@ -220,3 +220,21 @@ async def test_with_a_horizon_later_nights_add_nothing(config, redis):
     after = ranks(config, paid)[[0, 1, 2, 4, 27]].tolist()
     assert after == [22, 11, 16.5, 35.5, 94.5], "noise of later nights buries what the first two told"
     assert exp(spends / 1e6) < exp(NIGHTS * config.privacy.epsilon) / 1e20
+
+
+def charged_to(history: list[int], grant: int, block: int) -> list[int]:
+    """The same rule without servers: the user contributes if a whole ``grant`` of the ``block`` is left."""
+    spent, paid = 0, []
+    for wanted in history:
+        charge = wanted if block - spent >= grant else 0
+        spent += charge
+        paid.append(charge)
+    return paid
+
+
+def test_what_one_day_decides_about_later_days_can_exceed_the_budget_of_the_block():
+    """Why the block's budget is promised for everything that a user did in the block, and not for one day of it."""
+    busy_day, later = 9, [2] * 5
+    there, absent = charged_to([busy_day, *later], 2, 10), charged_to([0, *later], 2, 10)
+    assert loss(there, [0] * 6) <= 10
+    assert loss(there, absent) == 9 + 10 > 10

@@ -334,3 +334,30 @@ def test_systemd_understands_the_units_and_finds_little_exposed(tmp_path):
     for words in (["verify"], ["security", "--offline=true", "--threshold=20"]):
         done = subprocess.run(["systemd-analyze", *words, *units], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+
+
+def test_the_only_temporary_file_system_is_tmp(compose):
+    """Podman refuses ``uid`` and ``gid``, runc ignores ``mode`` over a folder of the image; /tmp is open in every
+    image."""
+    mounts = [mount for service in compose["services"].values() for mount in service.get("tmpfs", [])]
+    assert len(mounts) >= 5
+    assert set(mounts) == {"/tmp:mode=1777"}
+
+
+def test_what_kafka_writes_outside_its_data_is_a_volume_or_under_tmp(compose):
+    kafka = compose["services"]["kafka"]
+    assert ["kafka-config", "/opt/kafka/config"] in _mounts(kafka)
+    assert kafka["environment"]["LOG_DIR"] == "/tmp"
+
+
+def test_the_base_of_both_stages_is_the_same_argument(compose, repo_root):
+    lines = (repo_root / "Dockerfile").read_text().splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("FROM ")] == ["${BASE}", "${BASE}"]
+    (default,) = [line.removeprefix("ARG BASE=") for line in lines if line.startswith("ARG BASE=")]
+    assert compose["services"]["worker"]["build"]["args"] == {"BASE": f"${{HEXVEIL_BASE:-{default}}}"}
+
+
+def test_a_simulated_fleet_runs_in_the_demo_profile_only(compose):
+    profiles = {name: service.get("profiles") for name, service in compose["services"].items()}
+    assert profiles.pop("simulate") == ["demo"]
+    assert set(profiles.values()) == {None}

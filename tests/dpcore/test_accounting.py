@@ -208,3 +208,10 @@ def test_what_cannot_be_charged_or_bounded_is_refused():
         allocate_gaussian(from_dense(np.array([[2**40]])), np.array([10]))
     with pytest.raises(OverflowBoundError, match="numerators"):
         exact_rho_charges(one, np.array([0]), np.array([1]))
+
+
+def test_a_lone_user_in_one_cell_spends_all_of_their_allowance_on_the_scale_of_the_formula():
+    allowance = rho_of(12.0, 1e-6) // 96
+    allocation = allocate_gaussian(from_dense(np.array([[800]])), np.array([allowance]))
+    assert allocation.scales[0] == pytest.approx(800 / np.sqrt(2e-9 * allowance), rel=1e-6)
+    assert allowance - 10 <= allocation.charges[0] <= allowance

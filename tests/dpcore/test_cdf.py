@@ -309,3 +309,12 @@ def test_bad_bins_percentiles_and_shapes_are_refused():
             bin_edges(upper, bins)
     with pytest.raises(ParameterError, match="give one for each level"):
         released(tree, edges, np.zeros((1, 4), dtype=np.int64), (np.ones((2, 1), np.int64),) * 2, Noise())
+
+
+def test_raw_shares_average_to_the_truth_and_their_deviation_is_that_of_the_noise():
+    """n = 500 draws with a public total: means within 5 standard errors, deviations within 5 of theirs (18 %)."""
+    drawn, truth = _shares_of("normal", 20, 20, 0)
+    shares = drawn.shares()
+    error = 5 * shares.deviation[0] / math.sqrt(500) + 1e-12
+    assert (np.abs(shares.raw.mean(axis=0) - truth) < error).all()
+    assert shares.raw.std(axis=0) == pytest.approx(shares.deviation[0], rel=0.18, abs=1e-9)

@@ -69,3 +69,11 @@ def test_refuses_bad_input():
         choose_resolution(counts, parents(counts), half_width, target=0)
     with pytest.raises(ParameterError):
         choose_resolution(counts, [np.zeros(1, dtype=np.uint64)], half_width, target=1)
+
+
+def test_pooling_narrows_what_remains():
+    counts = random_counts(2)
+    before = half_width(counts)
+    resolution = choose_resolution(counts, parents(counts), half_width, target=20.0)
+    events = resolution.counts.by_cell(resolution.counts.samples)
+    assert (resolution.half_width * events).sum() < (before * counts.by_cell(counts.samples)).sum()

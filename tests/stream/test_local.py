@@ -27,7 +27,7 @@ from stream.app.doctor import examine
 from stream.local import REPO_ROOT, LocalServerError, RedisServer, end_process, free_port, spawn
 from stream.local import kafka as local_kafka
 from stream.messages.topics import create_topics
-from stream.servers.connection import NEEDED, REMEDY, ServerVersion
+from stream.servers.connection import NEEDED, REMEDY, ServerVersion, ServerVersionError, require_supported
 from tests.support.broker import shared_bootstrap
 from tests.support.builders import bus_config
 
@@ -387,3 +387,13 @@ async def test_doctor_and_worker_name_an_old_server_and_what_to_do(
     ]
     assert worker.returncode == 1
     assert f"is Redis 6.2.14, and {NEEDED} is needed: {REMEDY}" in worker.stderr
+
+
+@pytest.mark.parametrize("timestamp_ms", [None, 1_490_000_000_000, 4_000_000_000_000], ids=["now", "2017", "2096"])
+async def test_a_message_sent_is_a_message_read_whatever_its_clock(kafka, topic_name, timestamp_ms):
+    assert await _round_trip(kafka, topic_name, timestamp_ms) == b"23 km/h"
+
+
+def test_an_old_server_is_refused_with_the_version_found_the_one_needed_and_the_remedy():
+    with pytest.raises(ServerVersionError, match=r"redis://a is Redis 6\.2\.14.*Redis 7\.0 or Valkey 8\.0.*upgrade it"):
+        require_supported({"redis_version": "6.2.14"}, "redis://a")

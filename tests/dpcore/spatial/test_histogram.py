@@ -314,3 +314,9 @@ def test_an_elongated_domain_is_cut_along_the_axis_that_has_lines(shape):
         assert histogram.answers(whole)[0] == pytest.approx(counts.sum(), rel=0.01)
     cells = Domain(0.0, 0.0, 1.0, 100.0, 10, 10)
     assert Footprints.sensitivity(cells, 1.0) == (2 * 10 + 1) * (2 * 1 + 1)
+
+
+def test_a_region_that_is_not_convex_is_its_hull():
+    arrow, hull = [(0.2, 0.2), (1.5, 1.4), (0.2, 2.8), (2.8, 1.5)], [(0.2, 0.2), (0.2, 2.8), (2.8, 1.5)]
+    of = [Footprints.of(Regions.of_polygons([p]), Domain.unit_cells(4, 4), 3.0).total() for p in (arrow, hull)]
+    assert np.array_equal(*of)

@@ -356,3 +356,24 @@ def test_what_is_not_written_line_by_line_is_refused_with_the_values(text):
 def test_durations_are_written_in_their_largest_unit():
     spans = (timedelta(days=1), timedelta(hours=4), timedelta(minutes=90), timedelta(seconds=45))
     assert [toml(span) for span in spans] == ['"1d"', '"4h"', '"90m"', '"45s"']
+
+
+def test_the_environment_overrides_the_file(monkeypatch):
+    monkeypatch.setenv("HEXVEIL_PRIVACY__EPSILON", "1.5")
+    assert load_config(BUS).privacy.epsilon_micro == 1_500_000
+
+
+def test_the_shipped_configuration_is_sound_and_init_writes_the_same():
+    config = load_config(BUS)
+    assert config.relation == "values"
+    assert config.value.upper_quanta == 6500
+    assert load_config(REPO_ROOT / "config" / "riders-live.toml").relation == "participation"
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000, "[0x" + "f" * 6000 + "]", "{ a = 0x" + "f" * 6000 + " }"])
+def test_values_that_are_too_deep_or_too_long_are_refused_as_any_wrong_value(tmp_path, value):
+    file = tmp_path / "c.toml"
+    text = BUS.read_text(encoding="utf-8").replace('topic = "bus.positions"', f"topic = {value}")
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError):
+        load_config(file)

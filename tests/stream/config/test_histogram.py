@@ -17,10 +17,12 @@ from stream.config import Config, ConfigError, load_config
 from stream.config.histogram import MAX_MESSAGE_BYTES, MECHANISMS, PAPER_TUNING_AREAS, Inference
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.serve.received import received
+from stream.statistics.histograms.fixes import fixes_of
 from stream.statistics.histograms.histograms import draw_histograms, histogram_body, mechanism_of, regions_of
 from stream.statistics.plan import decode_plan, encode_plan
+from stream.terms import Terms
 from tests.support import hourly
-from tests.support.builders import EVERY_MECHANISM, located_rows, uncommented, with_histograms
+from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, uncommented, with_histograms
 from tests.support.nightly import nightly_but
 from tests.support.releasing import build_messages, planned_with_fixes
 
@@ -238,3 +240,10 @@ def test_the_box_is_half_open_and_fixes_outside_it_count_for_nobody(tmp_path):
     grant = config.privacy.epsilon_micro
     charges = dict(zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True))
     assert charges == {1: grant + 1_100_000, 2: grant, 3: grant + 1_100_000, 4: grant}
+
+
+def test_without_the_section_nothing_of_histograms_is_read_planned_or_published(tmp_path):
+    config = bus_config(tmp_path)
+    assert Terms.of(config).reading.box is None
+    assert fixes_of(located_rows(1, 50), Terms.of(config).reading.box) is None
+    assert config.window_grant == config.privacy.ledger_grant

@@ -487,3 +487,23 @@ def test_arrays_and_deep_objects_are_counted_and_not_followed():
     values, arrived_us = [event, b"[1]", deep, b"\xff"], np.full(4, 1_490_097_600_000_000)
     report = inspect(observe_messages(values, arrived_us, 10), (values, arrived_us))
     assert (report.usable, report.refused.total()) == (1, 3)
+
+
+def test_a_feed_of_hostile_numbers_is_measured_all_the_same():
+    """Of places and times that the service takes, with speeds of any kind."""
+    rng = np.random.default_rng(3)
+    nasty = np.array([np.nan, np.inf, -np.inf, 1e308, -1e308, 0.0, 5e-324])
+    for n in (0, 1, 2, 500):
+        seen = fleet(
+            user=rng.integers(0, 4, n),
+            time_us=rng.choice(np.array([SLOT * 10**6, 946_684_800_000_000, 4_102_444_799_000_000]), n),
+            lat=rng.choice(np.array([-90.0, 0.5, 90.0]), n),
+            lng=rng.choice(np.array([-180.0, 0.0, 180.0]), n),
+            speed=rng.choice(nasty, n),
+            arrived_us=rng.choice(np.array([-1, 0, 2**61]), n),
+        )
+        with np.errstate(all="ignore"):
+            measures = measure(seen)
+            assert problems(seen) is not None
+            assert measures.fixes == n
+            suggested_feed(seen, measures)

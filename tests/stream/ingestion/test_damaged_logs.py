@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.cluster import ClusterMetadata
 
 from bench.faults.site import brokers
@@ -256,3 +256,25 @@ async def test_an_event_that_its_leader_cannot_show_until_after_the_deadline_cou
         await until(read_to(sent + 4))
         assert sorted(await every_speed(redis)) == [100, 200]
         assert (ingesting.count("events_late_total"), ingesting.count("events_skewed_total")) == (0, 0)
+
+
+async def test_of_a_topic_that_is_made_anew_everything_is_read_although_its_offsets_were_read_before(
+    kafka, redis, redis_url, topic_name
+):
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    try:
+        for anew in range(2):
+            await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
+            values = [event("a", time.time(), 10 * anew + speed) for speed in range(5 - anew)]
+            await send_batch(kafka, topic_name, None, values)
+            async with Ingesting(topic_name, kafka, redis_url, lateness="append-time"):
+
+                async def is_read(count: int = len(values)) -> bool:
+                    return await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": count}
+
+                await until(is_read)
+            await admin.delete_topics([topic_name])
+    finally:
+        await admin.close()
+    assert await every_speed(redis) == [0, 100, 200, 300, 400, 1000, 1100, 1200, 1300]

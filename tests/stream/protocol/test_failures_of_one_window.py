@@ -405,3 +405,12 @@ async def test_a_committed_window_is_never_set_aside_because_it_only_has_to_be_p
     store = ReleaseStore(redis, "bus")
     assert not await store.set_aside(SLOT, "planted")
     assert await store.slots_set_aside() == set()
+
+
+async def test_a_ledger_that_no_window_can_be_charged_to_stops_the_round(kafka, redis, redis_url, tmp_path, topic_name):
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
+    await create_topics(config)
+    await fill(redis, config, 2)
+    await redis.set(FeedKeys(topic_name).policy, "another")
+    (report,) = await close_windows(config, [SLOT, SLOT + HOUR])
+    assert (report.failure, report.blocks) == ("ledger", True)

@@ -326,3 +326,17 @@ def test_classes_and_colours_are_those_of_the_dashboard():
     (speeds,) = re.findall(r"SPEEDS = \{ 'km/h': \[([\d, ]+)\]", (SOURCES / "statistics.ts").read_text("utf-8"))
     assert [end for (end,) in ends[1:-1]] == [float(end) for end in speeds.split(",")][: classes - 1]
     assert all(a < b for (a,), (b,) in pairwise(ends[:-1]))
+
+
+async def test_other_numbers_of_a_complete_window_are_refused_and_change_no_answer(tmp_path):
+    window, other = released(tmp_path), released(tmp_path)
+    async with following(tmp_path, text_of(window)) as (client, file):
+        before = await answers(client)
+        with file.open("a") as out:
+            out.write(text_of(other) + text_of(window))
+        await until_true(
+            lambda: counted(client, "messages_invalid") + counted(client, "messages_duplicate") == 2 * len(window),
+            PATIENCE_SECONDS,
+        )
+        assert counted(client, "messages_invalid") > 0
+        assert await answers(client) == before

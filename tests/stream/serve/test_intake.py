@@ -226,3 +226,17 @@ async def test_an_answer_from_before_a_window_is_complete_has_another_tag_than_t
         await ready(client)
         after = await client.get(asked, headers={"If-None-Match": before.headers["ETag"]})
         assert (await after.json())["complete"] is True
+
+
+def test_a_window_that_became_complete_has_another_tag(tmp_path):
+    view, messages = View(), released(tmp_path, **{"feed.name": "bus"})
+    for number, message in enumerate(messages, 1):
+        taken = received(message.topic, message.ce_id, message.value, number)
+        assert taken is not None
+        assert view.put(taken) == "taken"
+    (full,) = view.windows.values()
+    before, cells = full.tag, full.agreeing()
+    assert cells is not None
+    view.finish(full, cells)
+    assert full.tag != before
+    assert json.loads(full.described().summary)["complete"]

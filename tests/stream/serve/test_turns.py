@@ -353,3 +353,10 @@ def test_a_client_that_reads_slowly_leaves_room_for_others():
         sending.end(body, client)
     assert sending.size == 0
     assert all(sending.has_room_for(bytes(6_000_000), client) for client in ("slow", "other"))
+
+
+def test_what_fits_into_a_buffer_may_be_sent_however_much_is_on_its_way():
+    sending = Sending(max_bytes=len(BODY))
+    sending.begin(BODY, "slow")
+    assert sending.has_room_for(bytes(SEND_BUFFER), "slow")
+    assert not sending.has_room_for(bytes(SEND_BUFFER + 1), "other")

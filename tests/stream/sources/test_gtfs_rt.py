@@ -350,3 +350,12 @@ async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_si
 def test_the_pause_doubles_up_to_five_minutes_however_long_an_outage_lasts(failures, seconds):
     """After 1 024 failures, some three days, a doubled pause was no float any more and ended the command."""
     assert backed_off(2.0, failures) == seconds
+
+
+def test_a_header_far_in_the_future_does_not_silence_its_vehicles_until_then():
+    source, ahead = reader("reported"), START + 10 * 365 * 86_400
+    wrong = snapshot_bytes([("a", ahead, 28.6, 77.2, 5.0)], ahead)
+    assert source.events(wrong, START * 1_000_000).values == []
+    assert source.tally.refused == {"time-in-future": 1}
+    right = snapshot_bytes([("a", START + 30, 28.6, 77.2, 5.0)], START + 30)
+    assert len(source.events(right, (START + 30) * 1_000_000).values) == 1

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpcore.earth import EARTH_M
+from dpcore.earth import EARTH_M, great_circle_m
 from stream.ingestion.decoding import REASONS, Batch, Decoder, Reason
 from stream.sources.derived_speed import CAP_KMH, FROZEN_S, LEAST_S, MOST_S, SpeedDerivation
 from stream.sources.hfp import HighFrequencyPositions
@@ -336,3 +336,15 @@ def test_memory_follows_the_vehicles_on_the_road_not_all_that_ever_drove():
         time = np.full(100, (START + 3600 * hour) * 1_000_000)
         derivation.derive(names, time, np.full(100, 28.6), np.full(100, 77.2), np.zeros(100, np.int64), int(time[0]))
     assert len(derivation) <= 1_200
+
+
+def test_a_redelivered_snapshot_changes_nothing():
+    rows = [("a", START + 30 * k, 28.6 + 0.002 * k, 77.2) for k in range(6)]
+    once, twice = derive_all(rows, []), derive_all([*rows[:4], *rows[2:4], *rows[4:]], [4, 6])
+    assert twice[:4] == pytest.approx(once[:4], nan_ok=True)
+    assert twice[6:] == pytest.approx(once[4:])
+
+
+def test_distances_agree_with_the_length_of_a_degree():
+    one = great_circle_m(np.array([0.0, 60.0]), np.array([0.0, 179.9]), np.array([1.0, 60.0]), np.array([0.0, -179.9]))
+    assert one == pytest.approx([111_195.1, 0.2 * 111_195.1 / 2], rel=1e-4)

@@ -258,3 +258,9 @@ def test_nothing_but_entities_is_repeated_in_what_is_parsed():
             repeated += [field.full_name] if field.is_repeated else []
             waiting += [field.message_type] if field.message_type is not None else []
     assert repeated == ["transit_realtime.FeedMessage.entity"]
+
+
+@pytest.mark.parametrize("literal", ["NaN", '"NaN"', "null"])
+def test_json_without_a_number_as_speed_is_read_and_the_speed_is_missing(literal):
+    body = json_format.MessageToJson(feed_message([("a", START, 28.6, 77.2, 1.5)])).replace("1.5", literal)
+    assert math.isnan(decode_snapshot(body.encode()).speed[0])

@@ -315,3 +315,10 @@ def test_what_was_not_kept_yet_is_not_replaced_by_what_was(redis, redis_url):
         assert source.events(body(step), moment).values == alone.events(body(step), moment).values
         if step % 5 == 0:
             source.keep()
+
+
+def test_an_agency_whose_clock_is_ahead_by_a_constant_is_read_as_one_whose_clock_is_right():
+    ahead = dict.fromkeys("abc", 200)
+    answers = live(reader(), lambda step: body_at(step, ahead, 200), range(30))
+    assert [len(events) for events in answers] == [0] + [3] * 29
+    assert all(event["speed"] == KMH for events in answers for event in events)

@@ -393,3 +393,15 @@ def test_readers_that_combine_cells_see_the_mean_of_a_cell_as_it_was_released(tm
 def test_what_residual_clipping_does_not_go_with_is_refused(tmp_path, changes, says):
     with pytest.raises(ConfigError, match=says):
         riders(tmp_path, **(RESIDUAL | changes))
+
+
+def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path):
+    config, memory, shown = riders(tmp_path, **RESIDUAL | {"privacy.epsilon": 0.5}), None, []
+    for number in range(8):
+        rows = fleet(number, 45.0 if number < 4 else 5.0, users=3000, places=2)
+        rows["value"] = np.clip(rows["value"], 0, 6500)
+        *_, bodies, memory = release(config, rows, memory, SLOT + 3600 * number)
+        busy = [body for body in bodies if int(body["cell"], 16) in set(rows["cell"].tolist())]
+        shown.append(np.mean([body["post_processed"]["mean"]["value"] for body in busy]))
+    assert shown[3] == pytest.approx(44, abs=4)
+    assert shown[7] < 14

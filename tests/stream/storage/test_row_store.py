@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from stream.storage.row_store import ROW, AppendTimes, Behind, ReadThrough, RowStore
+from stream.storage.row_store import ROW, AppendTimes, Behind, ReadThrough, RowStore, StateError
 from tests.support.stored_rows import rows_in
 
 pytestmark = pytest.mark.every_server
@@ -260,3 +260,12 @@ async def test_a_batch_over_thousands_of_slots_keeps_every_row_in_its_slot(redis
         stored = await state.read(slot)
         assert (stored["time"] == slot).all()
         assert len(stored) == (slots == slot).sum()
+
+
+async def test_a_second_user_key_is_refused(redis):
+    state = RowStore(redis, "bus")
+    await state.claim_key("one")
+    await state.claim_key("one")
+    with pytest.raises(StateError, match="user_key_file"):
+        await state.claim_key("two")
+    await RowStore(redis, "tram").claim_key("two")
