@@ -139,9 +139,9 @@ def _read(plan: Plan, hexagons: IdArray, messages: Sequence[Message], shows: str
     for message in messages:
         if message.topic == HEXAGON_SPEED:
             (cell,) = cells_of([message.value])
-            led, law = getattr(estimates_of(cell), shows, None), 1.0 if plan.gaussian else np.sqrt(2)
+            led = getattr(estimates_of(cell), shows, None)
             if led is not None and cell.mean is not None:
-                seen[int(cell.cell, 16)] = led.value, *led.interval, cell.mean.scale * law
+                seen[int(cell.cell, 16)] = led.value, *led.interval, cell.deviation_of(cell.mean)
     nothing = (np.nan, np.nan, np.nan, np.inf)
     rows = [seen.get(cell, nothing) for cell in answering.tolist()]
     return Shown(*np.array(rows, dtype=np.float64).reshape(-1, 4).T)

@@ -122,6 +122,10 @@ class Cell(msgspec.Struct, gc=False):
         """Whether its noise is Gaussian, and not Laplace's."""
         return self.accounting == "zcdp"
 
+    def deviation_of(self, number: Number) -> float:
+        """Standard deviation of the noise of one of its numbers."""
+        return number.scale * (1.0 if self.is_gaussian else math.sqrt(2.0))
+
 
 _DECODER = msgspec.json.Decoder(Cell)
 
@@ -160,9 +164,7 @@ def is_anybody(cell: Cell) -> bool:
 
 def _stands_out(cell: Cell, number: int | Number | None) -> bool:
     """Whether a noisy number exceeds the standard deviation of its noise."""
-    if not isinstance(number, Number):
-        return True
-    return number.raw > number.scale * (1.0 if cell.is_gaussian else math.sqrt(2.0))
+    return not isinstance(number, Number) or number.raw > cell.deviation_of(number)
 
 
 def with_estimates(value: bytes, cell: Cell, clear_error: float | None = None) -> bytes:

@@ -7,7 +7,6 @@ so their mean over windows would have no honest error. Pure; uses released value
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from datetime import time
@@ -109,7 +108,7 @@ def other_areas(one: Rests, other: Rests) -> CellArray:
 def _decode(cells: Sequence[Cell]) -> Decoded:
     # A scale of 0 means that there was nobody to measure, so the value says nothing about what is usual.
     noisy = [(cell, cell.mean) for cell in cells if cell.mean is not None and cell.mean.scale > 0]
-    deviations = [mean.scale * (1.0 if cell.is_gaussian else math.sqrt(2.0)) for cell, mean in noisy]
+    deviations = [cell.deviation_of(mean) for cell, mean in noisy]
     means = np.array([[mean.raw for _, mean in noisy], deviations], dtype=float)
     rests = {int(cell.cell, 16): frozenset(cell.excludes) for cell in cells if cell.excludes}
     return Decoded(np.array([int(cell.cell, 16) for cell, _ in noisy], dtype=np.uint64), means, rests)

@@ -236,9 +236,6 @@ def cell(lat: float, lng: float) -> str:
     return str(h3.latlng_to_cell(lat, lng, 6))
 
 
-Leak = Callable[[pytest.MonkeyPatch], None]
-
-
 def status_by_raw_count(patch: pytest.MonkeyPatch) -> None:
     """Planted bug: a cell that nobody visited is marked as suppressed."""
 

@@ -158,8 +158,7 @@ def _mean_of_ratios(published: Sequence[Cell], within: Clipping) -> dict[str, An
             left += (number.raw * cell.clipping.stretched.open) ** 2
         total += middle * number.raw + (cell.mean.raw - middle) * max(number.raw, 1.0)
         # The released sums have independent noise of one variance, which is that of the count divided among them.
-        deviation = number.scale if cell.is_gaussian else math.sqrt(2) * number.scale
-        variance = deviation**2 / len(form) + _COUNTED**2 / 3
+        variance = cell.deviation_of(number) ** 2 / len(form) + _COUNTED**2 / 3
         parts = [lower + width * part for part in form]
         a += variance * len(parts)
         b += variance * sum(parts)
@@ -181,8 +180,8 @@ def _stated(raw: float, low: float, high: float, within: Clipping) -> dict[str, 
 def _variance(number: Number, cell: Cell) -> float:
     """Variance of the noise: of its scale or, where the interval is wider because of rounding, of that."""
     low, high = number.interval
-    by_scale = number.scale if cell.is_gaussian else math.sqrt(2) * number.scale
-    return max(by_scale, (high - low) / (2 * (NORMAL if cell.is_gaussian else LAPLACE))) ** 2
+    by_interval = (high - low) / (2 * _quantile([cell]))
+    return max(cell.deviation_of(number), by_interval) ** 2
 
 
 def _quantile(cells: Sequence[Cell]) -> float:

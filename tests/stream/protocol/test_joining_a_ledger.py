@@ -37,8 +37,6 @@ from tests.support.city import HOUR, City
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.sharing import BUDGET, LEDGER, PERIOD, each_stored, sharing, spent, stored
 
-DAY = 86_400
-
 
 async def joined(city: City) -> list[str]:
     async with Redis.from_url(city.server.url) as client:

@@ -21,7 +21,6 @@ CELLS = [h3.latlng_to_cell(30.2 + 0.05 * k, -97.7, 7) for k in range(4)]
 BUSY, STEADY, UNCERTAIN, LONELY = CELLS
 """Cells with many users, with fewer, with two, so that an interval is 11 km/h wide, and with one, below ``min_users``.
 """
-GENERATION = "11111111-1111-4111-8111-111111111111"
 
 
 class Cell(NamedTuple):

@@ -33,10 +33,6 @@ async def step(page: Page, name: str) -> None:
     await painted(page, before)
 
 
-LARGE = 5
-"""Resolution of hexagons that reach 10 km beyond their centres."""
-
-
 LOSE = """() => new Promise((resolve) => {
   const canvas = document.querySelector('#map canvas');
   const processor = canvas.getContext('webgl2').getExtension('WEBGL_lose_context');
