@@ -203,8 +203,10 @@ def delta_of_windows(sigma: float, windows: int, epsilon: float) -> float:
     return float(np.maximum(total - np.exp(epsilon + np.minimum(-ratio, 600)) * total, 0).sum())
 
 
-@pytest.mark.parametrize(("rho", "windows"), [(50_000_000, 8), (5_000_000, 24), (500_000_000, 2), (125_000_000, 1)])
-@pytest.mark.parametrize("delta", [1e-5, 1e-6, 1e-8])
+@pytest.mark.parametrize(
+    ("rho", "windows"), [(10_000, 1), (50_000_000, 8), (5_000_000, 24), (500_000_000, 2), (4 * NANO, 1)]
+)
+@pytest.mark.parametrize("delta", [1e-5, 1e-6, 1e-8, 1e-12])
 def test_the_epsilon_stated_for_a_period_holds_for_the_whole_transcript_and_rho_taken_for_epsilon_does_not(
     rho, windows, delta
 ):
