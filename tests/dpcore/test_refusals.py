@@ -302,6 +302,7 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
 }
 """Case -> what is called -> (least specific error that will do, the call)."""
 REMEDY = r"[;:,] ?.*\b(give|use|leave|drop|need|plan|clip|count|keep|raise|set|must|correct|allowed)\b"
+BOUND = r"must|^need|outside|within|above|below|exceed|sorted|offered"
 BOUND_ALONE = {
     "programs that cannot be charged",
     "a draw that has no law",
@@ -319,7 +320,7 @@ def test_bad_input_is_refused_with_the_value_and_the_remedy(case):
         message = f"{name}: {refused.value}"
         assert type(refused.value) is not DPError, "a kind of refusal that callers can tell apart"
         assert re.search(r"\d|nan|inf|None|mode|\(\)|'x'|sorted", str(refused.value)), f"no value in: {message}"
-        remedy = rf"{REMEDY}|must|^need|outside|within|above|below|exceed|sorted|offered" if case in BOUND_ALONE else REMEDY
+        remedy = f"{REMEDY}|{BOUND}" if case in BOUND_ALONE else REMEDY
         assert re.search(remedy, str(refused.value)), f"no remedy in: {message}"
 
 
