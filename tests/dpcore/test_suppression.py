@@ -141,6 +141,9 @@ def test_errors_match_brute_force_over_extreme_values():
                         here = released[others == group]
                         moved = max(moved, here.max() - here.min())
                 assert noise[0] == pytest.approx(moved)
+    four, three = np.array([4]), np.array([3])
+    bias, _ = worst_case_error(four, three, three, 1.0, ("variance",))
+    assert bias[0] == 3 / 16 < 2 * 2 / 16, "the talk on [C] prints its two cases the wrong way round"
 
 
 def test_a_sweep_at_its_limit_keeps_the_best_of_what_it_finished_and_says_so():

@@ -58,6 +58,8 @@ def test_queries_inside_cells_equal_the_area_weighted_sum():
         norms = overlap_norms(queries, np.arange(8), np.arange(6))
         assert norms.l1[q] == pytest.approx(ox.sum() * oy.sum())
         assert norms.l2_squared[q] == pytest.approx((ox**2).sum() * (oy**2).sum())
+    whole = overlap_norms(Rectangles([0], [16], [0], [16]), np.arange(17), np.arange(17))
+    assert whole.l1[0] / math.sqrt(whole.l2_squared[0]) == 16, "[E] bounds noise by the first, loose by √cells"
 
 
 def test_a_query_outside_the_box_is_refused_and_an_empty_one_is_0():
