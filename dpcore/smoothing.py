@@ -97,7 +97,7 @@ def smooth(
     window = Window.of(past, releases, _recalled(state, hours, hour_of_day), upper, d)
     priors = priors_of(window, d)
     posterior, prediction = averaged(fits_of(window, priors, d), d)
-    away = apart(releases.events, d.quiet, upper)
+    away = _apart(past, releases, upper, d)
     observed = Observed(releases.means, releases.scales, releases.events, releases.normal, away)
     calibration = past.calibration.after(prediction, observed)
     profile, profile_variance = past.profile.copy(), past.profile_variance.copy()
@@ -156,9 +156,16 @@ def foretell(
     window = Window.of(past, nothing, _recalled(state, hours, hour_of_day), upper, d)
     posterior, _ = averaged(fits_of(window, priors_of(window, d), d), d)
     factors = past.calibration.factors[class_of(at.events)]
-    return Foretold(
-        np.clip(posterior.value, 0.0, upper), np.sqrt(posterior.variance * factors + apart(at.events, d.quiet, upper))
-    )
+    variance = posterior.variance * factors + _apart(past, at, upper, d)
+    return Foretold(np.clip(posterior.value, 0.0, upper), np.sqrt(variance))
+
+
+def _apart(past: SmoothingState, at: Releases, upper: float, d: Dynamics) -> FloatArray:
+    """Variance of how far the cells lie apart, (C,), as far as their own past leaves it open."""
+    precision = np.zeros(len(at.cells))
+    now, before = np.intersect1d(at.cells, past.cells, assume_unique=True, return_indices=True)[1:]
+    precision[now] = past.precision[before]
+    return apart(at.events, d.quiet, upper, 1 / (1 + precision * (max(d.field) ** 2 + d.own**2) * upper**2))
 
 
 def _recalled(state: SmoothingState | None, hours: float, hour_of_day: int) -> int | None:

@@ -127,8 +127,8 @@ def _held_of_two_kinds() -> float:
 def test_how_far_a_cell_lies_apart_depends_on_its_share_of_traffic_alone():
     events = np.array([1.0, 5.0, 20.0, 54.0])
     for times in (1, 4, 10):
-        deviation = np.sqrt(apart(times * events, 0.07, 65.0)) / 65
-        assert deviation == pytest.approx([0.4, 0.4, 0.07, 0.07 / 2.7**1.5])
+        deviation = np.sqrt(apart(times * events, 0.05, 65.0)) / 65
+        assert deviation == pytest.approx([0.5, 0.5, 0.05, 0.05 / 2.7**2.5])
 
 
 def test_busy_cells_that_are_foretold_well_do_not_narrow_the_intervals_of_quiet_ones():

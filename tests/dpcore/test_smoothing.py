@@ -223,7 +223,8 @@ def test_a_forecast_is_what_the_past_says_averaged_over_the_grid_and_reads_no_re
         foretold = foretell(past, read, hours=0.0, hour_of_day=3, upper=UPPER)
         assert foretold.value == pytest.approx(value)
         factors = past.calibration.factors[class_of(releases.events)]
-        away = apart(releases.events, d.quiet, UPPER)
+        left = 1 / (1 + np.append(past.precision[2:], np.zeros(3)) * (0.06**2 + d.own**2) * UPPER**2)
+        away = apart(releases.events, d.quiet, UPPER, left)
         assert foretold.deviation == pytest.approx(np.sqrt(np.mean(wide, axis=0) * factors + away))
     low, high = foretold.interval(UPPER)
     assert (low + high)[(low > 0) & (high < UPPER)] == pytest.approx((2 * value)[(low > 0) & (high < UPPER)])
