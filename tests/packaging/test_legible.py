@@ -51,6 +51,14 @@ def test_no_module_binds_a_name_twice():
     assert bound_twice("A = 1\nB = 2\ndef f(): pass\nB: int = 3") == {"B"}
 
 
+def test_every_error_that_the_command_line_names_by_text_is_defined():
+    """It imports no class of them, so that it starts sooner; a name without a class would have no exit code."""
+    defined = {name for path in FILES for name in re.findall(r"(?m)^class (\w+)\(", path.read_text(encoding="utf-8"))}
+    named = set(re.findall(r'"(\w+Error)"', (REPO_ROOT / "stream" / "cli" / "__init__.py").read_text(encoding="utf-8")))
+    assert len(named) > 10
+    assert named <= defined, named - defined
+
+
 def test_no_test_imports_from_another_test_or_names_a_private_attribute_in_a_string():
     """What several tests use is in ``tests/support``, or beside them in a module without tests."""
     imported = re.compile(r"^from tests\.[\w.]*\btest_", re.MULTILINE)
