@@ -29,7 +29,7 @@ from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.serve.received import received
-from stream.statistics.participation.draw import exact_integers, participation_of, participation_with
+from stream.statistics.participation.draw import participation_of, participation_with
 from stream.statistics.plan import Due, decode_plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
@@ -311,18 +311,6 @@ def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_pa
         _ = config.privacy.epsilon_micro
     plan, _ = planned(config, random_rows(1, 30))
     assert plan.budget == 400_000_000
-
-
-def test_a_user_without_rho_left_contributes_exactly_nothing(tmp_path):
-    config = zcdp_config(tmp_path, **SMALL)
-    rows = random_rows(4, 120)
-    plan, contributions = planned(config, rows)
-    left = np.full(contributions.counts.n_users, config.privacy.ledger_budget)
-    left[2] = plan.charges[2] - 1
-    poor, _ = planned(config, rows, left)
-    without, rest = planned(config, rows[rows["user"] != contributions.counts.users[2]])
-    assert poor.charges[2] == 0
-    assert (exact_integers(poor, contributions) == exact_integers(without, rest)).all()
 
 
 def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_the_run(tmp_path, monkeypatch):
