@@ -19,6 +19,7 @@ from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
 from tests.audit.shipped import recorded
 from tests.audit.values_transcripts import (
+    MERGED,
     OF_A_WINDOW,
     PURE,
     PURE_RESIDUAL,
@@ -41,7 +42,10 @@ from tests.support.nightly import nightly, nightly_but
 @pytest.mark.parametrize("seed", nightly_but([0], [0, 10]))
 @pytest.mark.parametrize(
     "name",
-    [nightly(name) if name == "merged" else name for name in (*OF_A_WINDOW, *TREES, *SETTINGS, PURE, PURE_RESIDUAL)],
+    [
+        nightly(name) if name == "merged" else name
+        for name in (*OF_A_WINDOW, *TREES, *MERGED, *SETTINGS, PURE, PURE_RESIDUAL)
+    ],
 )
 def test_no_user_loses_more_over_three_windows_than_they_are_charged(tmp_path, name, seed, record_property):
     losses, world = worst_losses(settings_of(name, tmp_path), seed)
