@@ -1,12 +1,11 @@
 """``hexveil gtfs-rt``: a fleet behind an address that misbehaves or stands still, or stored snapshots, become events
-once each, or releases without Kafka. Processes that are killed and started again beside each other send one feed."""
+once each, or releases without Kafka."""
 
 import asyncio
 import gzip
 import json
 import math
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -18,18 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.transit import gtfs_realtime_pb2
-from redis.asyncio import Redis
 
 from stream.embedded import EmbeddedFeed
 from stream.ingestion.decoding import Decoder
-from stream.ingestion.pseudonyms import load_user_key
 from stream.local import REPO_ROOT
 from stream.sources import snapshot_events
 from stream.sources.polling import FetchError, FileSink, Poller, PollSettings, backed_off, poll
 from stream.sources.snapshots import SnapshotError
 from stream.sources.timestamps import Staleness
-from stream.storage.keys import FeedKeys
-from stream.storage.last_fixes import FIX
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from tests.stream.sources.agency import DELHI, FEED, START, Agency, answer, fetch, fleet, reader, run, snapshot_bytes
@@ -441,68 +436,3 @@ async def test_a_server_that_repeats_a_snapshot_with_and_without_304_is_noticed_
     assert follow.stale
     assert source.tally.stale == 2
     assert len((tmp_path / "out.ndjson").read_bytes().splitlines()) == 3
-
-
-STEPS = 7
-PATIENCE_S = 120
-
-
-class Pair:
-    """Two processes of one command; each can be killed and started."""
-
-    def __init__(self, command: list[str], settings: dict[str, str]) -> None:
-        self._command, self._settings = command, environment(settings)
-        self.processes: list[subprocess.Popen[bytes] | None] = [None, None]
-
-    def start(self, which: int) -> None:
-        """Start it, if it does not run."""
-        if self.processes[which] is None:
-            self.processes[which] = subprocess.Popen(self._command, cwd=REPO_ROOT, env=self._settings)
-
-    def kill(self, which: int) -> None:
-        """Kill it with SIGKILL, whatever it does."""
-        process, self.processes[which] = self.processes[which], None
-        if process is not None:
-            process.kill()
-            process.wait()
-
-
-async def test_killed_restarted_and_doubled_processes_send_the_speeds_of_one_that_never_ended(
-    hexveil, kafka, redis, redis_url, topic, config, tmp_path
-):
-    """The agency shows each snapshot until its fixes are kept."""
-    alone, rng, shown = reader(), random.Random(11), [0]
-    wanted = {value for step in range(STEPS) for value in alone.events(fleet(step)).values}
-    key_file = tmp_path / "user.key"
-    load_user_key(key_file)
-    servers = {"kafka.bootstrap": kafka, "redis.url": redis_url, "privacy.user_key_file": str(key_file)}
-    with Agency([lambda handler: answer(200, fleet(shown[0]))(handler)]) as agency:
-        command = [*hexveil, "gtfs-rt", agency.url, "--config", config, "--interval", "1s"]
-        pair = Pair(command, servers | {"feed.topic": topic, "feed.timezone": "Asia/Kolkata"})
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                for step in range(STEPS):
-                    shown[0] = step
-                    pair.start(step % 2)
-                    if rng.random() < 0.5:
-                        pair.start(1 - step % 2)
-                    await asyncio.sleep(rng.uniform(0, 2))
-                    pair.kill(step % 2)
-                    pair.start(step % 2)
-                    while await newest_kept(redis) < START + 30 * step - 2:
-                        await asyncio.sleep(0.05)
-                    pair.kill(step % 2)
-        finally:
-            pair.kill(0)
-            pair.kill(1)
-    sent = [value for part in await stored(kafka, topic) for _, value in part]
-    assert set(sent) == wanted, "whatever was sent twice has the same bytes"
-    assert len(wanted) == 3 * (STEPS - 1)
-    assert all(json.loads(value)["derived"] for value in sent)
-
-
-async def newest_kept(redis: Redis) -> float:
-    """Seconds of the newest fix that is kept; 0 if none is."""
-    keys = FeedKeys("bus")
-    octets = [text for turn in (0, 1) for text in await redis.hvals(keys.last_fixes(turn))]
-    return float(np.frombuffer(b"".join(octets), FIX)["time"].max(initial=0)) / 1e6

@@ -8,11 +8,10 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from paho.mqtt import client as paho
@@ -218,20 +217,6 @@ async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(tmp
                 await asyncio.sleep(0.1)
                 broker.start()
     assert source.tally.refused["unreadable"] >= 2
-
-
-async def test_the_fixes_of_a_vehicle_are_kept_once_its_event_is_stored(tmp_path):
-    source, stored_by_then = reader(), dict[str, list[str]]()
-    with Mosquitto(tmp_path) as broker, City(broker) as city:
-        async with followed(address_of(broker), source) as (_, sink):
-
-            def keep(fixes: Mapping[str, bytes], anew: Collection[str] = ()) -> int:
-                stored_by_then.update({vehicle: list(sink.users) for vehicle in fixes})
-                return 0
-
-            source.remember_by(SimpleNamespace(damaged=0, recall=lambda vehicles: {}, keep=keep))  # type: ignore[arg-type]
-            await city.until(lambda: "55:7" in stored_by_then, 7)
-    assert "55:7" in stored_by_then["55:7"]
 
 
 async def test_what_arrives_faster_than_it_is_stored_is_dropped_and_counted(tmp_path, monkeypatch):
