@@ -138,14 +138,6 @@ async def test_the_charges_of_a_block_outlive_its_periods_and_go_with_its_last_o
         await ledger.charge(WINDOWS[2], second, generation, USER, np.array([4]), BUDGET)
 
 
-@pytest.mark.parametrize(
-    ("length", "period"), [(timedelta(days=3), timedelta(days=2)), (timedelta(hours=36), timedelta(hours=12))]
-)
-def test_a_horizon_is_whole_periods_and_days(length, period):
-    with pytest.raises(ValueError, match="28d"):
-        Slotting(timedelta(hours=1), period, "UTC", Horizon(length, 1))
-
-
 @pytest.mark.parametrize("timezone", ["America/Chicago", "Pacific/Apia", "Australia/Lord_Howe", "Asia/Beirut"])
 def test_every_period_lies_in_one_block_whatever_the_clocks_do(timezone):
     slotting = Slotting(timedelta(hours=1), timedelta(days=7), timezone, Horizon(timedelta(days=28), 1))

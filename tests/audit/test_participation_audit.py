@@ -42,10 +42,18 @@ from stream.statistics.plan import ParticipationPart, Plan
 from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import WindowRows
 from tests.audit.blackbox import assert_private, epsilon_lower_bound, mu_lower_bound
-from tests.audit.observed import loss_between, observe
-from tests.audit.participation_transcripts import config_of, worst_shares
 from tests.audit.shipped import Event, Towns, recorded
-from tests.audit.worlds import AREA, honest, small_world, small_zcdp_world, worst_loss
+from tests.audit.worlds import (
+    AREA,
+    config_of,
+    honest,
+    loss_between,
+    observe,
+    small_world,
+    small_zcdp_world,
+    worst_loss,
+    worst_shares,
+)
 from tests.support.builders import random_rows, zcdp_config
 from tests.support.nightly import nightly, nightly_but
 from tests.support.participating import riders

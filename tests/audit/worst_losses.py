@@ -19,7 +19,6 @@ from stream.config import Config
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import contributing, draw_histograms, exact_counts
 from stream.statistics.plan import Plan
-from tests.audit import participation_transcripts
 from tests.audit.values_transcripts import (
     MERGED,
     OF_A_WINDOW,
@@ -31,7 +30,7 @@ from tests.audit.values_transcripts import (
     settings_of,
     worst_losses,
 )
-from tests.audit.worlds import AREA, honest, small_world, small_zcdp_world, worst_loss
+from tests.audit.worlds import AREA, config_of, honest, small_world, small_zcdp_world, worst_loss, worst_shares
 from tests.support.builders import SLOT, located_rows, with_histograms
 from tests.support.releasing import planned_with_fixes
 
@@ -106,9 +105,7 @@ def main() -> None:
                 row(f'"participation", {unit}', f'weight = "{weight}"{area}', ", ".join(statistics), ratio)
         for weight in ("share", "user", "sample"):
             for unit, accounting in (("ε", "pure"), ("ρ", "zcdp")):
-                shares = participation_transcripts.worst_shares(
-                    participation_transcripts.config_of(folder, weight, accounting)
-                )
+                shares = worst_shares(config_of(folder, weight, accounting))
                 row(f'"participation", {unit}', f'residual, weight = "{weight}"', "mean, p50", max(shares))
         for case in (*OF_A_WINDOW, *TREES, *MERGED, *SETTINGS, PURE, PURE_RESIDUAL):
             config, worst = settings_of(case, folder), Fraction(0)
