@@ -25,7 +25,7 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.public_cells import public_cells
 from stream.statistics.merging import by_planned_cells
-from stream.statistics.participation.draw import exact_integers, plan_participation
+from stream.statistics.participation.draw import plan_participation
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Due, Plan, encode_plan
 from stream.statistics.smoothing_state import Memory
@@ -36,7 +36,7 @@ from stream.terms import Terms
 from stream.windows import Window
 from tests.audit.shipped import recorded
 from tests.support.builders import SLOT, random_rows, zcdp_config
-from tests.support.participating import SMALL, loss, riders
+from tests.support.participating import SMALL, riders
 from tests.support.releasing import draw, due_of
 
 
@@ -323,12 +323,12 @@ def worst_shares(config: Config, planner: Callable[..., Plan] = plan_window, see
         rows = random_rows(seed + number, 60, users=7, places=2, slot=slot)
         plan, contributions = plan_of(rows)
         assert number < 2 or plan.ranges is not None, "the first windows give the ranges of the others"
-        exact = exact_integers(plan, contributions)
+        seen = observe(plan, contributions)
         for user in plan.users.tolist():
             other, without = plan_of(rows[rows["user"] != user])
             for here, there in zip(public_part(plan), public_part(other), strict=True):
                 assert np.array_equal(here, there), "the public part of a plan looked at this window"
-            lost[user] = lost.get(user, Fraction(0)) + loss(plan, exact, exact_integers(other, without))
+            lost[user] = lost.get(user, Fraction(0)) + loss_between(seen, observe(other, without))
         for user, charge in zip(*(column.tolist() for column in plan.charged_users()), strict=True):
             spent[user] = spent.get(user, 0) + charge
         speed = speed_of(plan.terms, cells)

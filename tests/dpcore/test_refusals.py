@@ -23,12 +23,14 @@ from dpcore.distribution import Distribution
 from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
 from dpcore.gaussian import discrete_gaussian
 from dpcore.gaussian_allocation import allocate_gaussian, exact_rho_charges
+from dpcore.interval_calibration import CLASSES, FACTORS, Calibration
 from dpcore.laplace_posterior import laplace_posterior
 from dpcore.level_tree import LevelTree
 from dpcore.mean import Mean, sum_caps
 from dpcore.modelled_percentiles import percentiles, shrunken_variances
 from dpcore.moving_mean import MovingMean
 from dpcore.noise import Noise
+from dpcore.occupancy import Occupancy
 from dpcore.participation import Layout, PublicCells, integers
 from dpcore.residual import ResidualMean
 from dpcore.resolution import choose_resolution
@@ -270,6 +272,24 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         deviation_without_end=lambda: shrunken_variances(np.ones(2), np.array([math.inf, 1.0])),
     )
     | _case(OverflowBoundError, weights=lambda: polynomials(ONE, ONE * 2**40, 100_000, 2)),
+    "what no posterior is of": {
+        f"posterior {number}": (ParameterError, lambda given=given: laplace_posterior(*map(np.array, given)))
+        for number, given in enumerate(
+            [
+                (np.eye(2), np.zeros(1), np.ones(1)),
+                (np.eye(1), np.zeros(1), [-1.0]),
+                (np.eye(1), np.zeros(1), [math.inf]),
+                (np.zeros((1, 1)), np.zeros(1), np.ones(1)),
+            ]
+        )
+    }
+    | _case(
+        ParameterError,
+        evidence=lambda: Calibration(np.zeros((2, 3))),
+        evidence_not_finite=lambda: Calibration(np.full((len(CLASSES), len(FACTORS)), math.nan)),
+        users=lambda: Occupancy(np.array([math.nan]), 0.0, 0.0, 0.0),
+        users_below_0=lambda: Occupancy(np.zeros(1), -1.0, 0.0, 0.0),
+    ),
     "thresholds, ranges and bins that are none": {
         f"moving from {least} of {upper}": (ParameterError, lambda u=upper, v=least: MovingMean(u, v))
         for upper, least in ((10, 0), (10, 10), (10, -1), (500, 700))
@@ -302,11 +322,12 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
 }
 """Case -> what is called -> (least specific error that will do, the call)."""
 REMEDY = r"[;:,] ?.*\b(give|use|leave|drop|need|plan|clip|count|keep|raise|set|must|correct|allowed)\b"
-BOUND = r"must|^need|outside|within|above|below|exceed|sorted|offered"
+BOUND = r"must|\bneed\b|finite|outside|within|above|below|exceed|sorted|offered"
 BOUND_ALONE = {
     "programs that cannot be charged",
     "a draw that has no law",
     "what no polynomial or modelled percentile is of",
+    "what no posterior is of",
     "thresholds, ranges and bins that are none",
 }
 """Calls that only the code makes; their errors state the bound, which is the remedy."""

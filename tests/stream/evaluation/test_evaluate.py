@@ -5,6 +5,7 @@ import gzip
 import json
 from collections import defaultdict
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,24 @@ from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.participating import riders
 
 BUS = str(hourly.BUS)
+
+
+def recording(folder: Path, buses: int = 1, places: int = 1) -> str:
+    """A file of ten events of each bus, in turn in each of the places."""
+    events = [
+        {
+            "user": f"b{u}",
+            "time": SLOT * 1000 + 1000 * k,
+            "lat": 30.2 + 0.02 * (k % places),
+            "lng": -97.7,
+            "speed": 20 + u,
+        }
+        for u in range(buses)
+        for k in range(10)
+    ]
+    file = folder / "day.ndjson"
+    file.write_text("\n".join(json.dumps(event) for event in events))
+    return str(file)
 
 
 def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cover_95_percent(tmp_path):
@@ -123,9 +142,7 @@ def test_what_is_not_released_is_missed_not_left_out_as_where_settings_are_tuned
 def test_where_nothing_is_released_there_is_no_error_and_the_report_is_json(tmp_path, monkeypatch, recwarn):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEXVEIL_SPEED__MIN_USERS", "1000")
-    event = {"user": "b", "time": SLOT * 1000, "lat": 30.2, "lng": -97.7, "speed": 20}
-    (tmp_path / "day.ndjson").write_text(json.dumps(event))
-    arguments = ["evaluate", "day.ndjson", "--config", BUS, "--trials", "1"]
+    arguments = ["evaluate", recording(tmp_path), "--config", BUS, "--trials", "1"]
     machine = CliRunner().invoke(app, [*arguments, "--json"])
     assert machine.exit_code == 0, machine.output
     report = json.loads(machine.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -145,14 +162,7 @@ def test_where_nothing_is_released_there_is_no_error_and_the_report_is_json(tmp_
 
 def test_the_command_marks_its_output_as_not_private(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "day.ndjson"
-    events = [
-        {"user": f"b{u}", "time": SLOT * 1000 + 1000 * k, "lat": 30.2 + 0.02 * (k % 3), "lng": -97.7, "speed": 20 + u}
-        for u in range(8)
-        for k in range(10)
-    ]
-    file.write_text("\n".join(json.dumps(event) for event in events))
-    arguments = ["evaluate", str(file), "--config", BUS, "--trials", "2"]
+    arguments = ["evaluate", recording(tmp_path, 8, 3), "--config", BUS, "--trials", "2"]
     machine = CliRunner().invoke(app, [*arguments, "--json", "--mechanisms", "uniform,exact-loss"])
     assert machine.exit_code == 0, machine.output
     report = json.loads(machine.stdout)
@@ -167,24 +177,18 @@ def test_the_command_marks_its_output_as_not_private(tmp_path, monkeypatch):
 
 
 def test_the_relation_chooses_its_shipped_configuration_and_refuses_one_of_the_other(tmp_path, monkeypatch):
-    file = tmp_path / "day.ndjson"
-    events = [
-        {"user": f"b{u}", "time": SLOT * 1000 + 1000 * k, "lat": 30.2, "lng": -97.7, "speed": 20 + u}
-        for u in range(8)
-        for k in range(10)
-    ]
-    file.write_text("\n".join(json.dumps(event) for event in events))
+    file = recording(tmp_path, 8)
     monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
     monkeypatch.chdir(tmp_path)
     for relation, statistics in (
         ("values", {"mean", "variance", "distribution"}),
         ("participation", {"mean", "variance"}),
     ):
-        command = ["evaluate", str(file), "--format", "canonical", "--relation", relation, "--trials", "1", "--json"]
+        command = ["evaluate", file, "--format", "canonical", "--relation", relation, "--trials", "1", "--json"]
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, result.output
         assert {score["statistic"] for score in json.loads(result.stdout)["scores"]} <= statistics
-    refused = CliRunner().invoke(app, ["evaluate", str(file), "--config", BUS, "--relation", "participation"])
+    refused = CliRunner().invoke(app, ["evaluate", file, "--config", BUS, "--relation", "participation"])
     assert refused.exit_code == 2
     assert "relation 'values', not 'participation'" in refused.output
 
@@ -246,20 +250,10 @@ def _clipped_normal_of_even_speeds() -> tuple[float, float]:
     return middle, optimize.brentq(lambda deviation: variance(deviation) - 65**2 / 12, 1.0, 200.0)
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        ["--mechanisms", "magic"],
-        ["--sweep", "delta=1"],
-        ["--sweep", "epsilon=-1"],
-    ],
-)
+@pytest.mark.parametrize("extra", [["--mechanisms", "magic"], ["--sweep", "delta=1"], ["--sweep", "epsilon=-1"]])
 def test_wrong_usage_is_refused_with_the_choices(tmp_path, monkeypatch, extra):
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "day.ndjson"
-    file.write_text(json.dumps({"user": "a", "time": SLOT * 1000, "lat": 30.2, "lng": -97.7, "speed": 1}))
-    result = CliRunner().invoke(app, ["evaluate", str(file), "--config", BUS, *extra])
-    assert result.exit_code == 2
+    assert CliRunner().invoke(app, ["evaluate", recording(tmp_path), "--config", BUS, *extra]).exit_code == 2
 
 
 def test_the_figures_to_beat_on_a_recorded_hour_are_beaten(tmp_path, shared_data):
