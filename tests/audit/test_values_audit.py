@@ -103,7 +103,6 @@ def test_distributions_are_private_together(tmp_path):
 
     def prefixes(mine: Plan, contributions: Contributions) -> FloatArray:
         cells, released = draw_distributions(mine, contributions.retain(mine.retained), noise)
-        assert released is not None
         assert len(cells) == 2 * TOWNS
         return released.linear[:, 1:-1].reshape(TOWNS, -1)
 

@@ -342,6 +342,5 @@ def worst_shares(config: Config, planner: Callable[..., Plan] = plan_window, see
 def public_part(plan: Plan) -> list[np.ndarray]:
     """What of a plan follows from earlier releases and the terms: scales and ranges."""
     part = plan.participation
-    assert part is not None
     ranges = [column for column in (part.lower, part.upper, part.foretold) if column is not None]
     return [plan.cells, plan.numerators, plan.denominators, *ranges]

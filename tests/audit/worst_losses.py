@@ -39,7 +39,6 @@ WINDOWS = 3
 
 def integers(plan: Plan, fixes: Fixes) -> np.ndarray:
     """What "singular" adds noise to."""
-    assert plan.terms.histogram is not None
     return np.asarray(exact_counts(plan.terms.histogram, contributing(plan, fixes)))
 
 
@@ -51,7 +50,6 @@ def worst_share_of_histograms(config: Config, seed: int = 0) -> Fraction:
         users = np.unique(rows["user"]).tolist()
         left = np.array([config.privacy.ledger_budget - spent.get(user, 0) for user in users], dtype=np.int64)
         plan, _, fixes = planned_with_fixes(config, rows, left, slot)
-        assert fixes is not None
         return plan, fixes
 
     for number in range(WINDOWS):
@@ -61,7 +59,6 @@ def worst_share_of_histograms(config: Config, seed: int = 0) -> Fraction:
         draw_histograms(plan, fixes, asked := Asked())
         (rate,) = asked.rates
         exact, terms = integers(plan, fixes), plan.terms.histogram
-        assert terms is not None
         payers = set(contributing(plan, fixes).users.tolist())
         for user in plan.users.tolist():
             moved = np.abs(exact - integers(*planned(rows[rows["user"] != user], slot))).sum()

@@ -212,7 +212,7 @@ def test_programs_that_differ_anywhere_are_solved_each_for_itself(part):
     users, allowance = 3, 1_000_000
 
     def solved(columns: dict[str, list[float]], users: int, allowance: int) -> list[float]:
-        program = Sensitivities(**{name: np.array(column) for name, column in columns.items()}, n_users=users)  # type: ignore[arg-type]
+        program = Sensitivities(**{name: np.array(column) for name, column in columns.items()}, n_users=users)
         result = allocate(program, np.full(users, allowance))
         return [*result.scales.tolist(), *result.charges.tolist(), result.bound]
 

@@ -190,7 +190,6 @@ def test_the_covertness_constraints_alone_are_not_integral():
         ]
     )
     relaxed = Program(noisy, covert=True).relaxed()
-    assert relaxed is not None
     assert np.abs(relaxed - noisy.ravel()).sum() == pytest.approx(261.5)
     assert (infer(noisy).grade, infer(noisy).distance) == ("covert", 262)
 
@@ -225,7 +224,6 @@ def test_intervals_hold_without_inference():
     for _ in range(24):
         run = Euler(1.0).fit(Regions.of_polygons([]), domain, MICRO, Noise())
         intervals = run.intervals(boxes)
-        assert intervals is not None
         covered.append(intervals.hold(np.zeros(len(boxes))).mean())
     assert np.mean(covered) > 0.93
 
@@ -246,7 +244,7 @@ def test_components_and_total_have_the_noise_of_their_shares_which_add_up_to_eps
     asked: list[tuple[int, int, int]] = []
 
     class Asked(Noise):
-        def discrete_laplace(self, numerator: int, denominator: int = 1, size: int | None = None) -> object:  # type: ignore[override]
+        def discrete_laplace(self, numerator: int, denominator: int = 1, size: int | None = None) -> object:
             asked.append((numerator, denominator, size or 0))
             return super().discrete_laplace(numerator, denominator, size)
 
@@ -277,7 +275,6 @@ def test_answers_with_a_paid_total_are_unbiased_and_their_intervals_hold():
     for _ in range(120):
         run = euler.fit(regions, domain, MICRO, Noise())
         intervals = run.intervals(boxes)
-        assert intervals is not None
         errors.append(run.answers(boxes) - true)
         covered.append(intervals.hold(true).mean())
     whole = int(np.argmax(true * 0 + (boxes.x1 - boxes.x0) * (boxes.y1 - boxes.y0)))
@@ -285,7 +282,6 @@ def test_answers_with_a_paid_total_are_unbiased_and_their_intervals_hold():
     assert (np.abs(np.mean(errors, axis=0)) < 5.5 * deviation / math.sqrt(120)).all()
     assert np.mean(covered) > 0.93
     plain = replace(run, total=None).intervals(boxes)
-    assert plain is not None
     assert (plain.high[whole] - plain.low[whole]) > 5 * (intervals.high[whole] - intervals.low[whole])
     assert deviation[whole] == pytest.approx(math.sqrt(2) / 0.05, rel=0.35)
 
@@ -320,9 +316,8 @@ def test_a_grid_too_large_for_inference_is_answered_with_its_paid_total(monkeypa
 
 def test_an_empty_rectangle_is_zero_and_one_through_cells_is_refused():
     h = histogram(np.ones((5, 5), dtype=np.int64))
-    nothing = Rectangles([1.0], [1.0], [0.0], [3.0])  # type: ignore[arg-type]
+    nothing = Rectangles([1.0], [1.0], [0.0], [3.0])
     interval = h.intervals(nothing)
-    assert interval is not None
     assert h.answers(nothing).tolist() == interval.low.tolist() == interval.high.tolist() == [0.0]
     for bad in ((0.5, 2, 0, 1), (0, 4, 0, 1)):
         with pytest.raises(QueryError):
@@ -335,13 +330,13 @@ def test_an_empty_rectangle_is_zero_and_one_through_cells_is_refused():
         lambda: Euler(0.0),
         lambda: Euler(float("nan")),
         lambda: Euler(1.0, regions_per_user=0),
-        lambda: Euler(1.0, inference="least squares"),  # type: ignore[arg-type]
+        lambda: Euler(1.0, inference="least squares"),
         lambda: Euler(1.0).fit(Regions.of_polygons([]), grid(2, 2), 0, Noise()),
     ],
 )
 def test_bad_parameters_are_typed_errors(build):
     with pytest.raises(ParameterError):
-        build()  # type: ignore[operator]
+        build()
 
 
 @pytest.mark.parametrize(
@@ -499,7 +494,6 @@ def of_few_regions(inference: Inference, seed: int, share: float = 0.05) -> Eule
 
 def test_ordered_counts_stand_beside_the_draws_whose_intervals_and_unbiased_answers_they_leave_as_they_are():
     drawn, ordered = of_few_regions("none", 1), of_few_regions("ordered", 1)
-    assert ordered.drawn is not None
     assert (ordered.drawn == drawn.components).all(), "the same ε buys the same draws"
     assert ordered.total == drawn.total
     document = ordered.to_release()

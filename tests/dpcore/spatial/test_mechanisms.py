@@ -275,10 +275,10 @@ def test_bad_input_is_refused():
 def test_parameters_out_of_range_are_refused():
     for make in [
         lambda: HTF(split_share=1.0),
-        lambda: HTF("median"),  # type: ignore[arg-type]
+        lambda: HTF("median"),
         lambda: KdTree(max_height=0),
         lambda: QuadTree(height=-1),
-        lambda: QuadTree("linear"),  # type: ignore[arg-type]
+        lambda: QuadTree("linear"),
         lambda: UniformGrid(total_share=0.0),
         lambda: AdaptiveGrid(alpha=1.0),
         lambda: E2EPriv((0,), QUERIES),
@@ -286,12 +286,12 @@ def test_parameters_out_of_range_are_refused():
         lambda: E2EPriv((1,), QUERIES, rho_share=1.5),
         lambda: SparseHierarchy(parts=1),
         lambda: SparseHierarchy(growth=math.nan),
-        lambda: SparseHierarchy(goal="both"),  # type: ignore[arg-type]
-        lambda: HTF(goal="both"),  # type: ignore[arg-type]
+        lambda: SparseHierarchy(goal="both"),
+        lambda: HTF(goal="both"),
         lambda: HTF(margin=0.6),
         lambda: HTF(extra_levels=-1),
         lambda: Auto(total_share=0.0),
-        lambda: Auto("both"),  # type: ignore[arg-type]
+        lambda: Auto("both"),
     ]:
         with pytest.raises(ParameterError):
             make()

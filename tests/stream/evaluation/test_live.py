@@ -76,7 +76,6 @@ def test_a_map_without_noise_has_skill_1_and_shows_all_of_an_incident_once_its_w
     assert score.skill == pytest.approx(1.0, abs=0.01)
     assert score.mae == pytest.approx(0.0, abs=0.3)
     incident = score.incident
-    assert incident is not None
     assert incident.minutes == (16.0, 31.0, 46.0, 61.0)
     np.testing.assert_allclose(incident.seen, 1.0, atol=0.03)
     assert incident.flagged == (1.0, 1.0, 1.0, 1.0)
@@ -87,7 +86,6 @@ def test_a_map_that_shows_nothing_has_skill_0_and_no_incident(tmp_path):
     config = bus_config(tmp_path, **RICH | {"speed.min_users": 1000})
     score = evaluate_live(config, city(config), 1)
     assert (score.shown, score.skill, score.useful, score.mae) == (0.0, 0.0, 0.0, None)
-    assert score.incident is not None
     assert set(score.incident.seen) == {0.0}
     json.dumps(score.facts(), allow_nan=False)
 
@@ -97,7 +95,6 @@ def test_an_incident_of_an_hour_in_a_window_of_three_is_on_no_screen_while_it_la
     start = int(config.slotting.slot_starts(np.array([SLOT * 1_000_000]))[0])
     (window,) = exact_windows(config, {start: random_rows(1, 600, slot=start, hours=3)})
     planted = plant([window], 10_800, most=10)
-    assert planted is not None
     watch = Watch(config, planted, [window])
     nothing = np.full(len(window.cells), 50.0)
     watch.add(start, *[Shown(nothing, nothing, nothing, nothing)] * 2)
@@ -112,7 +109,6 @@ def test_a_planted_drop_is_of_so_many_km_h_in_every_cell(tmp_path):
     config = bus_config(tmp_path, **RICH)
     windows = city(config)
     planted = plant(windows, 900, most=99, drop=8.0)
-    assert planted is not None
     response = Watch(config, planted, windows)
     for slot, struck in response.struck.items():
         before = next(window for window in windows if window.slot == slot)
@@ -202,7 +198,6 @@ def test_the_chosen_budget_is_the_least_that_reaches_the_want_and_other_noise_co
     search = DropSearch(configuration(tmp_path), day(), WANT, 400.0, 1)
     tuning = search.run([5], [timedelta(minutes=15)])
     chosen = tuning.chosen
-    assert chosen is not None
     assert chosen.flagged >= WANT.share
     assert min(trial.budget for trial in tuning.trials) < chosen.budget, "cheaper ones were tried"
     same = [trial for trial in tuning.trials if (trial.way, trial.budget) == (chosen.way, chosen.budget)]
@@ -315,7 +310,6 @@ def covers(config: Config, rows: np.ndarray, noise: Noise) -> bool:
     """
     plan, _, fixes = planned_with_fixes(config, rows)
     settings = plan.terms.histogram
-    assert settings is not None
     image, rng, hits = integral_image(exact_counts(settings, fixes)), np.random.default_rng(1), [0, 0]
     regions = None if settings.regions is None else exact_regions(settings, fixes)
     while hits[True] < LEAST and hits[False] <= N - LEAST:
@@ -323,13 +317,11 @@ def covers(config: Config, rows: np.ndarray, noise: Noise) -> bool:
         asked = a_range(drawn.histogram, rng)
         exact = answer(image, asked) if regions is None else regions.answers(asked)
         intervals = drawn.histogram.intervals(asked)
-        assert intervals is not None
         hits[bool(intervals.hold(exact)[0])] += 1
     return hits[True] == LEAST
 
 
 def exact_regions(plan: HistogramTerms, fixes: Fixes) -> EulerHistogram:
-    assert plan.regions is not None
     metres = region_domain(plan)
     components = Footprints.of(regions_of(plan, fixes), metres, plan.regions.diameter_m).total()
     return EulerHistogram(metres, components, 0.0, "covert")

@@ -80,7 +80,6 @@ def planned(config: Config, rows: np.ndarray, broke: Sequence[int] = ()) -> tupl
     """``broke``: users whose budget pays for nothing."""
     due = due_of(config)
     read = WindowRows.of(rows, due.terms.reading)
-    assert read.fixes is not None
     left = np.where(np.isin(read.counts.users, broke), 0, config.privacy.ledger_budget)
     allowance = Allowance(left, config.privacy.ledger_budget)
     return plan_window(read, due, allowance, public_cells(config)), read.fixes
@@ -89,8 +88,6 @@ def planned(config: Config, rows: np.ndarray, broke: Sequence[int] = ()) -> tupl
 def components(config: Config, rows: np.ndarray, broke: Sequence[int] = ()) -> np.ndarray:
     """The counts before noise of the users who pay."""
     plan, fixes = planned(config, rows, broke)
-    assert plan.terms.histogram is not None
-    assert plan.terms.histogram.regions is not None
     domain = region_domain(plan.terms.histogram)
     return Footprints.of(
         regions_of(plan.terms.histogram, contributing(plan, fixes)), domain, plan.terms.histogram.regions.diameter_m
@@ -117,7 +114,6 @@ def test_users_who_cannot_pay_add_nothing_to_regions_and_fixes(tmp_path, seed):
     assert np.array_equal(components(config, rows, broke), components(config, paying))
     plan, fixes = planned(config, rows, broke)
     counted = contributing(plan, fixes)
-    assert counted.corners is not None
     assert not np.isin([*counted.user, *counted.corners.user], broke).any()
 
 
@@ -128,7 +124,6 @@ def test_a_user_who_leaves_moves_the_counts_by_what_their_regions_may_and_nobody
 ):
     config, rows = declaring(tmp_path, per_user), city(seed)
     plan, _ = planned(config, rows)
-    assert plan.terms.histogram is not None
     bound = Euler(1300.0, regions_per_user=per_user).sensitivity(region_domain(plan.terms.histogram))
     everybody = components(config, rows)
     for user in range(1, 9):
@@ -143,7 +138,6 @@ def test_the_sensitivity_is_attained_and_the_last_regions_of_a_user_count(tmp_pa
     rows = np.concatenate([declared(1, minute, around(minute + 1.0, 3.0)) for minute in range(4)])
     counts = components(config, rows)
     plan, _ = planned(config, rows)
-    assert plan.terms.histogram is not None
     assert counts.sum() == 9 * per_user == Euler(1300.0, per_user).sensitivity(region_domain(plan.terms.histogram))
     met = counts.sum(axis=1).nonzero()[0].tolist()
     assert (met[0], met[-1]) == (8 - 2 * per_user, 8), "the last regions, around the lines up to the fourth"
@@ -157,8 +151,6 @@ def test_corners_in_any_order_and_repeated_make_one_region_and_the_box_decides_b
     assert counts.sum() == 1
     assert (components(config, np.concatenate([region[::-1], region, beyond])) == counts).all()
     fixes = fixes_of(np.concatenate([region, beyond]), Terms.of(config).reading.box, declared=True)
-    assert fixes is not None
-    assert fixes.corners is not None
     assert len(fixes.corners.user) == 3, (
         "a region keeps its corners outside of the box; one that is outside does not count"
     )
@@ -272,7 +264,6 @@ def test_rows_are_read_as_the_plan_says_and_other_corners_than_planned_are_refus
     left = np.full(2, config.privacy.ledger_budget)
     plan = here.plan(arranged, Due(here.terms, window, GENERATION), Allowance(left, 10**9))
     drawn = there.draw(plan, there.arrange(rows, window), Noise())
-    assert drawn is not None
     assert [one.regions.regions_per_user for one in drawn.histograms] == [2]
     moved = rows.copy()
     moved["lat"][2] += 1
@@ -359,10 +350,9 @@ def test_representatives_are_those_that_plain_python_finds_in_any_order_of_rows(
     rows["time"] -= rows["time"] % 900_000_000
     other = rows.copy()
     other["value"] = other["value"][::-1]  # measured values decide nothing, so histograms cost nothing of "values"
-    assert fixes_of(rows, BOX).digest == fixes_of(other, BOX).digest  # type: ignore[union-attr]
+    assert fixes_of(rows, BOX).digest == fixes_of(other, BOX).digest
     for mixed in (rows, rows[np.random.default_rng(seed).permutation(len(rows))], other):
         fixes = fixes_of(mixed, BOX)
-        assert fixes is not None
         chosen = fixes.representatives(per_user)
         assert list(zip(chosen.user.tolist(), chosen.lat.tolist(), chosen.lng.tolist(), strict=True)) == by_hand(
             rows, per_user
@@ -371,6 +361,5 @@ def test_representatives_are_those_that_plain_python_finds_in_any_order_of_rows(
 
 def test_no_rows_and_no_box_are_nothing():
     none = fixes_of(located_rows(1, 0), BOX)
-    assert none is not None
     assert (len(none), len(none.users), len(none.representatives(3))) == (0, 0, 0)
     assert fixes_of(located_rows(1, 10), None) is None

@@ -42,7 +42,7 @@ class Recorded(Noise):
         self.asked: list[tuple[list[int], list[int]]] = []
         self.added: list[int] = []
 
-    def discrete_laplace(self, numerator, denominator=1, size=None):  # type: ignore[no-untyped-def]
+    def discrete_laplace(self, numerator, denominator=1, size=None):
         drawn = super().discrete_laplace(numerator, denominator, size)
         self.asked.append((np.asarray(numerator).tolist(), np.asarray(denominator).tolist()))
         self.added += drawn.tolist()

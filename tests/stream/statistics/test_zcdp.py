@@ -78,7 +78,6 @@ def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path
         config = live_config(tmp_path)
         plan, messages, memory = release(config, rows, None, SLOT)
         budget, grant = plan.budget, plan.budget // plan.due.windows_left
-        assert memory is not None
         assert decode_memory(encode_memory(memory)) == memory
     for message in messages:
         body = json.loads(message.value)
@@ -483,7 +482,6 @@ def test_ranges_come_from_earlier_releases_and_the_released_mean_is_near_the_tru
     few = live_config(tmp_path, budget=0.5)
     narrow, messages, _ = release(few, random_rows(1, 60, slot=SLOT), None, SLOT)
     assert all(body["mean"]["worst_error"] >= 65 for body in bodies(messages)), "all vehicles may be outside the range"
-    assert narrow.ranges is not None
     assert np.median(narrow.ranges[1] - narrow.ranges[0]) < 3000, "where noise is large, ranges are narrow"
 
 
@@ -494,10 +492,8 @@ def test_a_smoothed_interval_reaches_at_least_as_far_as_what_clipping_leaves_ope
         slot = SLOT + 3600 * number
         plan, _, memory = release(config, random_rows(number, 60, slot=slot), memory, slot)
     response, middle = response_of(plan), np.full(len(plan.cells), 30.0)
-    assert response is not None
     assert response.open.max() > 1
     wider = with_what_clipping_leaves_open(plan, Derived("kalman", middle, (middle - 0.1, middle + 0.1)))
-    assert wider.interval is not None
     assert (np.minimum(middle - wider.interval[0], wider.interval[1] - middle) >= 2.5 * response.open).all()
 
 
