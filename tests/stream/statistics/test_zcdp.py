@@ -15,6 +15,7 @@ import jsonschema_rs
 import msgspec
 import numpy as np
 import pytest
+from click.testing import Result
 from redis import Redis as SyncRedis
 from typer.testing import CliRunner
 
@@ -229,13 +230,8 @@ async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_
 
 async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent(redis, tmp_path):
     """Five hours of a city: nobody is ever charged above rho_budget, and users who have spent it contribute nothing."""
-    config = zcdp_config(
-        tmp_path,
-        rho=0.05,
-        rho_budget=0.12,
-        **SMALL,
-        **{"participation.weight": "sample", "participation.cells_per_user": 4},
-    )
+    terms = SMALL | {"participation.weight": "sample", "participation.cells_per_user": 4}
+    config = zcdp_config(tmp_path, rho=0.05, rho_budget=0.12, **terms)
     rows = random_rows(7, 900, users=6, hours=5)
     windows = split_by_slot(rows, config)
     ledger, out = Ledger(redis, config.feed.name), io.StringIO()
@@ -315,7 +311,8 @@ def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_pa
 
 def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
-    events = [
+    recording = tmp_path / "day.ndjson"
+    events = (
         {
             "user": f"u{i % 5}",
             "time": (SLOT + 60 * i) * 1000,
@@ -324,23 +321,15 @@ def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_t
             "speed": i % 60,
         }
         for i in range(170)
-    ]
-    recording = tmp_path / "day.ndjson"
+    )
     recording.write_text("".join(json.dumps(event) + "\n" for event in events))
-    config = written(tmp_path, "redis://127.0.0.1:1/0", "zcdp")
-    span = ["--from", "2017-03-21T07:00", "--until", "2017-03-21T10:00"]
-    command = [
-        "replay",
-        str(recording),
-        "--config",
-        config,
-        "--offline",
-        *span,
-        "--state",
-        str(tmp_path / "state"),
-        "--json",
-    ]
-    first = CliRunner().invoke(app, command)
+    span = ["--from", "2017-03-21T07:00", "--until", "2017-03-21T10:00", "--state", str(tmp_path / "state"), "--json"]
+
+    def replayed(accounting: str) -> Result:
+        config = written(tmp_path, "redis://127.0.0.1:1/0", accounting)
+        return CliRunner().invoke(app, ["replay", str(recording), "--config", config, "--offline", *span])
+
+    first = replayed("zcdp")
     assert first.exit_code == 0, first.output
     bodies = [json.loads(line)["value"] for line in first.stdout.splitlines()]
     rho = rho_of(5.0, 1e-6) // 8 / NANO
@@ -350,11 +339,10 @@ def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_t
     users, charged = summary["charged"]["2017-03-21"]
     assert users == 5
     assert 0 < charged <= 5 * 3 * 50_000_000
-    again = CliRunner().invoke(app, command)
+    again = replayed("zcdp")
     assert again.stdout == ""
     assert json.loads(again.stderr.splitlines()[-1])["charged"] == summary["charged"]
-    pure = [written(tmp_path, "redis://127.0.0.1:1/0", "pure") if word == config else word for word in command]
-    refused = CliRunner().invoke(app, pure)
+    refused = replayed("pure")
     assert refused.exit_code == 1, "a ledger of nρ under a configuration of µε"
     assert "units" in refused.stderr
     assert refused.stdout == ""
