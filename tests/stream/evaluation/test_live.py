@@ -1,7 +1,6 @@
 """``hexveil evaluate --live``: a map is compared with the typical one, and watched while an incident is planted.
 ``hexveil tune --want "see a drop …"`` finds the least budget at which a live map shows a planted drop in time.
-Histograms of the service on recorded fixes: their intervals cover as they claim, and the scores of evaluation are
-correct."""
+The scores of histograms are correct."""
 
 import json
 from datetime import timedelta
@@ -11,32 +10,20 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from scipy import stats
 from typer.testing import CliRunner
 
-from dpcore.noise import Noise
-from dpcore.spatial import Rectangles
-from dpcore.spatial.euler import EulerHistogram
-from dpcore.spatial.histogram import GridHistogram, PartitionHistogram
-from dpcore.spatial.queries import answer, integral_image
-from dpcore.spatial.regions import Footprints
-from dpcore.spatial.release import Released
 from stream.cli import app
 from stream.config import Config, ConfigError, load_config
 from stream.config.rewriting import rewritten
-from stream.diagnosis.reading import read_recording
 from stream.evaluation.drop_tuning import DropSearch
 from stream.evaluation.histograms import evaluate_histograms, with_histogram_epsilon
 from stream.evaluation.leading import EXAMPLE_OF_A_DROP, DropWant
 from stream.evaluation.live import EVENTS, evaluate_live, typical_of
 from stream.evaluation.living import Exact, Response, Shown, Watch, exact_windows, plant
-from stream.offline import split_by_slot
-from stream.statistics.histograms.fixes import Fixes, fixes_of
-from stream.statistics.histograms.histograms import draw_histograms, exact_counts, region_domain, regions_of
-from stream.terms import HistogramTerms, Terms
+from stream.statistics.histograms.fixes import fixes_of
+from stream.terms import Terms
 from tests.support import hourly
 from tests.support.builders import (
-    EVERY_MECHANISM,
     SLOT,
     bus_config,
     located,
@@ -44,9 +31,6 @@ from tests.support.builders import (
     random_rows,
     with_histograms,
 )
-from tests.support.nightly import nightly_but
-from tests.support.releasing import planned_with_fixes
-from tests.support.tapes import Geometric
 
 QUARTER = {"window.slot": "15m", "window.allowed_delay": "1m"}
 RICH: dict[str, Any] = QUARTER | {
@@ -262,76 +246,6 @@ def test_the_command_writes_what_it_chose_and_says_what_is_nearest_if_nothing_re
     assert load_config(tuned).privacy.budget == pytest.approx(report["chosen"]["budget"], rel=0.01)
     poor = CliRunner().invoke(app, [*asked, "--want", EXAMPLE_OF_A_DROP, "--budget", "0.01"])
     assert (poor.exit_code, "The nearest" in poor.stdout, "NOT PRIVATE" in poor.stderr) == (1, True, True)
-
-
-N = 100
-"""Draws per mechanism, one range each. H0: intervals cover 95 %; it is rejected where so few covered have P <= ALPHA.
-At 63 % true coverage (noise three times too large) it is kept with P < 1e-4. Noise is recorded: a verdict never
-changes."""
-ALPHA = 1e-6
-LEAST = int(stats.binom.ppf(ALPHA, N, 0.95))
-BOX = {"south": 30.1, "west": -98.0, "north": 30.6, "east": -97.5}
-MORNING = 1_490_101_200
-"""2017-03-21 08:00 in Austin, in epoch seconds."""
-
-
-def on_the_map(tmp_path: Path, name: str) -> Config:
-    """One mechanism at ε = 1 on 64 × 64 cells of Austin, regions on 8 × 8."""
-    grid = {"histogram.rows": 64, "histogram.columns": 64, "histogram.domain": BOX}
-    settings = grid | {"histogram.epsilon": 1.0, "speed.suppression": "none", "speed.clipping": "none"}
-    if name == "euler":
-        settings["histogram.euler"] = {}
-    return with_histograms("values", tmp_path, [name], **settings)
-
-
-@pytest.fixture(scope="module")
-def morning(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> np.ndarray:
-    """Rows of one hour of the recorded day."""
-    config = bus_config(tmp_path_factory.mktemp("key"))
-    rows, _ = read_recording(config, shared_data / "capmetro" / "2017-03-21.csv.gz", "capmetro")
-    return split_by_slot(rows, config)[MORNING]
-
-
-def a_range(histogram: Released, rng: np.random.Generator) -> Rectangles:
-    """Whole parts: between two edges of a grid, one part of a partition, whole cells of regions."""
-    if isinstance(histogram, PartitionHistogram):
-        return Rectangles(*(np.array([side]) for side in histogram.boxes[rng.integers(len(histogram.boxes))]))
-    if isinstance(histogram, GridHistogram):
-        x_edges, y_edges = histogram.x_edges, histogram.y_edges
-    else:
-        x_edges, y_edges = np.arange(histogram.domain.rows + 1), np.arange(histogram.domain.columns + 1)
-    x, y = (np.sort(rng.choice(edges, 2, replace=False)) for edges in (x_edges, y_edges))
-    return Rectangles(x[:1], x[1:], y[:1], y[1:])
-
-
-def covers(config: Config, rows: np.ndarray, noise: Noise) -> bool:
-    """Whether the interval of a range of whole parts holds the exact number in :data:`LEAST` of N draws: no more of
-    them than decide that.
-    """
-    plan, _, fixes = planned_with_fixes(config, rows)
-    settings = plan.terms.histogram
-    image, rng, hits = integral_image(exact_counts(settings, fixes)), np.random.default_rng(1), [0, 0]
-    regions = None if settings.regions is None else exact_regions(settings, fixes)
-    while hits[True] < LEAST and hits[False] <= N - LEAST:
-        (drawn,) = draw_histograms(plan, fixes, noise)
-        asked = a_range(drawn.histogram, rng)
-        exact = answer(image, asked) if regions is None else regions.answers(asked)
-        intervals = drawn.histogram.intervals(asked)
-        hits[bool(intervals.hold(exact)[0])] += 1
-    return hits[True] == LEAST
-
-
-def exact_regions(plan: HistogramTerms, fixes: Fixes) -> EulerHistogram:
-    metres = region_domain(plan)
-    components = Footprints.of(regions_of(plan, fixes), metres, plan.regions.diameter_m).total()
-    return EulerHistogram(metres, components, 0.0, "covert")
-
-
-@pytest.mark.timeout(900)  # beside other work on every core
-@pytest.mark.parametrize("name", nightly_but(["htf"], EVERY_MECHANISM))
-def test_intervals_of_whole_parts_hold_the_number_of_real_vehicles_as_often_as_they_say(tmp_path, morning, name):
-    kept = covers(on_the_map(tmp_path, name), morning, Geometric(7))
-    assert kept, f"{name}: fewer than {LEAST} of {N} covered, which happens with P <= {ALPHA} at 95 %"
 
 
 def test_evaluation_finds_the_error_that_more_epsilon_lowers_and_keeps_the_windows_paid(tmp_path):

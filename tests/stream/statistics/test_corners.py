@@ -2,7 +2,6 @@
 fixes represent a user: their own alone, the last or spread evenly, whatever the order of rows."""
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +11,6 @@ from typing import Any
 import h3
 import numpy as np
 import pytest
-from scipy.stats import beta
 
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
@@ -21,7 +19,6 @@ from dpcore.spatial.euler import Euler
 from dpcore.spatial.mechanism import noisy_counts
 from dpcore.spatial.regions import Footprints
 from stream.config import Config
-from stream.config.histogram import REGIONS
 from stream.config.loading import ConfigError
 from stream.config.public_cells import public_cells
 from stream.config.section import BoundingBox
@@ -161,40 +158,6 @@ def test_a_region_of_too_many_corners_is_refused_and_the_same_users_others_count
     rng = np.random.default_rng(1)
     many = declared(1, 5, [tuple(rng.uniform(2.1, 2.4, 2)) for _ in range(4200)])
     assert components(config, np.concatenate([declared(1, 0, around(5.5, 5.5)), many]))[10, 10] == 1
-
-
-@pytest.fixture
-def total_share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
-    """What of ε pays for the number of all regions."""
-    share: float = request.param
-    monkeypatch.setitem(REGIONS["tuned"], "total_share", share)
-    return share
-
-
-def loud(tmp_path: Path, **euler: Any) -> Config:
-    """Three regions per user at ε = 1.5."""
-    euler = EULER | {"regions_per_user": 3} | euler
-    table = {"histogram.euler": euler, "histogram.epsilon": 1.5, "privacy.budget": 200.0}
-    return declaring(tmp_path, 3, **table)
-
-
-def total_lower_bound(config: Config, windows: int) -> float:
-    """Lower bound of ε at confidence 1 - 2·10⁻⁴ from the number of all regions alone: whether it is at least those of
-    the only user."""
-    regions = np.concatenate([declared(1, minute, around(1.0, 1.0)) for minute in range(3)])
-    reached = []
-    for rows in (regions, regions[:0]):
-        plan, fixes = planned(config, rows)
-        totals = [draw_histograms(plan, fixes, Noise())[0].histogram.total for _ in range(windows)]
-        reached.append(sum(total.value >= 3 for total in totals))
-    low = beta.ppf(1e-4, reached[0], windows - reached[0] + 1)
-    return math.log(low / beta.ppf(1 - 1e-4, reached[1] + 1, windows - reached[1]))
-
-
-@pytest.mark.parametrize("total_share", [0.5], indirect=True)
-def test_the_audit_finds_no_more_than_its_share_in_the_number_of_three_regions(tmp_path, total_share):
-    # 300 trials each; above 0.75, half of 1.5, with α < 2·10⁻⁴.
-    assert total_lower_bound(loud(tmp_path, rows=2, columns=2), 300) <= 0.75
 
 
 WIDEST = {"rows": 64, "columns": 64, "diameter_m": 1_000_000.0, "origin": "declared"}
