@@ -26,11 +26,11 @@ from tests.audit.values_transcripts import (
     PURE_RESIDUAL,
     SETTINGS,
     TREES,
-    Asked,
     settings_of,
     worst_losses,
 )
 from tests.audit.worlds import AREA, config_of, honest, small_world, small_zcdp_world, worst_loss, worst_shares
+from tests.dpcore.silence import Asked
 from tests.support.builders import SLOT, located_rows, with_histograms
 from tests.support.releasing import planned_with_fixes
 
@@ -57,7 +57,7 @@ def worst_share_of_histograms(config: Config, seed: int = 0) -> Fraction:
         rows = located_rows(seed + number, 60, users=8, slot=slot)
         plan, fixes = planned(rows, slot)
         draw_histograms(plan, fixes, asked := Asked())
-        (rate,) = asked.rates
+        (rate,) = set(asked.rates)
         exact, terms = integers(plan, fixes), plan.terms.histogram
         payers = set(contributing(plan, fixes).users.tolist())
         for user in plan.users.tolist():

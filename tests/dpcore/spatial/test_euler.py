@@ -31,6 +31,7 @@ from dpcore.spatial.euler_inference import (
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.queries import QueryError, Rectangles
 from dpcore.spatial.regions import Footprints, Regions
+from tests.dpcore.silence import Asked
 from tests.dpcore.spatial.mechanisms import assert_alike
 from tests.dpcore.spatial.polygons import corners_strategy, grid, hull, meets
 from tests.support.tapes import tape
@@ -241,19 +242,9 @@ def test_a_paid_total_changes_by_the_regions_of_a_user_whatever_they_are():
 
 
 def test_components_and_total_have_the_noise_of_their_shares_which_add_up_to_epsilon():
-    asked: list[tuple[int, int, int]] = []
-
-    class Asked(Noise):
-        def discrete_laplace(self, numerator: int, denominator: int = 1, size: int | None = None) -> object:
-            asked.append((numerator, denominator, size or 0))
-            return super().discrete_laplace(numerator, denominator, size)
-
-    released = Euler(1.0, total_share=0.1, regions_per_user=2).fit(Regions.of_polygons([]), grid(4, 4), MICRO, Asked())
-    (t, s, parts), (total_t, total_s, one) = asked
-    assert (parts, one) == (49, 1)
-    assert t / s == pytest.approx(18 / 0.9)
-    assert total_t / total_s == pytest.approx(2 / 0.1)
-    assert released.total is not None
+    euler, noise = Euler(1.0, total_share=0.1, regions_per_user=2), Asked()
+    assert euler.fit(Regions.of_polygons([]), grid(4, 4), MICRO, noise).total is not None
+    assert list(map(float, noise.rates)) == pytest.approx([0.9 / 18] * 49 + [0.1 / 2])
     for budget, share in ((1, 0.05), (2, 0.5)):
         euler = Euler(1.0, total_share=share)
         if budget == 1:
