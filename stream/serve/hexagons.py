@@ -30,7 +30,7 @@ from stream.serve.city.combining import totals
 from stream.serve.differences import beside, from_typical
 from stream.serve.local_time import elapsed, local_length, local_start, start_at, zone_of
 from stream.serve.operations import files, get
-from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, key_of
+from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, attached, key_of
 from stream.serve.window_store import CloseMarker, View, WindowView, history, marker_of
 
 Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]
@@ -169,7 +169,7 @@ class Hexagons:
         self._whole, self._selected = Turns("windows", MOST_WAITING), Turns("selections of cells", MOST_SELECTED)
         self._lists = Turns("lists", MOST_WAITING)
 
-    @get("/windows", "listWindows", {JSON: "WindowList"}, p.FEED, p.limit(100, 1000), tag="Windows")
+    @get("/windows", "listWindows", {JSON: "WindowList"}, "feed", p.limit(100, 1000), tag="Windows")
     async def windows(self, request: web.Request, feed: str, limit: int) -> web.Response:
         """Windows, newest first."""
         chosen = [window.described() for window in self._view.ordered(feed)[:limit]]
@@ -177,14 +177,14 @@ class Hexagons:
         make = partial(_joined, b'{"windows":[', summaries)
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
-    @get("/windows/{window}", "getWindow", {JSON: "Window"}, p.WINDOW_PATH, p.FEED, tag="Windows", errors=(404,))
+    @get("/windows/{window}", "getWindow", {JSON: "Window"}, "feed", tag="Windows", errors=(404,))
     async def window(self, request: web.Request, feed: str, window: str) -> web.Response:
         """One window and its close marker."""
         known = known_window(self._view, window, feed)
         return await self._answers.ready(request, known.described().summary, JSON)
 
     @get(
-        "/windows/{window}/other-day", "findOtherDay", {JSON: "OtherDay"}, p.WINDOW_PATH, p.FEED, p.DAY, p.STATISTIC,
+        "/windows/{window}/other-day", "findOtherDay", {JSON: "OtherDay"}, "feed", "day", "statistic",
         tag="Windows", errors=(404,),
     )  # fmt: skip
     async def other_day(
@@ -205,7 +205,7 @@ class Hexagons:
 
     @get(
         "/hexagons", "listHexagons", {JSON: "HexagonList", GEOJSON: "HexagonFeatures"},
-        p.FEED, p.WINDOW_QUERY, p.BBOX, p.RESOLUTION, p.FORMAT, tag="Hexagons", errors=(404,),
+        "feed", "window", "bbox", "resolution", "shape", tag="Hexagons", errors=(404,),
     )  # fmt: skip
     async def hexagons(
         self, request: web.Request, feed: str, window: str | None, bbox: Box | None, resolution: int | None, shape: str
@@ -237,7 +237,7 @@ class Hexagons:
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
         return await turns.answer(answers, request, key, make, kind)
 
-    @get("/cells/{cell}", "getCell", {JSON: "CellHistory"}, p.CELL_PATH, p.FEED, p.limit(1000, 10_000), tag="Hexagons")
+    @get("/cells/{cell}", "getCell", {JSON: "CellHistory"}, "feed", p.limit(1000, 10_000), tag="Hexagons")
     async def cell(self, request: web.Request, feed: str, cell: str, limit: int) -> web.Response:
         """Past releases of one cell, oldest first."""
         windows = self._view.ordered(feed)
@@ -251,17 +251,17 @@ class Hexagons:
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
     @files(
-        "/windows/{window}/download", "download", "A complete window as {}", FILES, p.WINDOW_PATH, p.FEED,
+        "/windows/{window}/download", "download", "A complete window as {}", FILES, "feed",
         errors=(404, 409),
     )  # fmt: skip
     async def download(self, request: web.Request, feed: str, window: str, suffix: str) -> web.Response:
         """A complete window as a file."""
         known = complete_window(self._view, window, feed)
         values = known.in_order()
-        name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}.{suffix}"
+        headers = attached(f".{suffix}", feed, window)
         key = key_of("download", known.tag, suffix)
         make = partial(table_of, values, suffix)
-        return await self._whole.answer(self._answers, request, key, make, FILES[suffix], name)
+        return await self._whole.answer(self._answers, request, key, make, FILES[suffix], headers)
 
 
 def _joined(head: bytes, values: Iterable[bytes]) -> bytes:
@@ -350,16 +350,15 @@ class Ranges:
 
     @files(
         "/download", "downloadRange", "Every complete window of a range of time as one {}, oldest first", FILES,
-        p.FROM, p.TO, p.FEED, errors=(404, 413),
+        "from", "to", "feed", errors=(404, 413),
     )  # fmt: skip
     async def download(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
         """The cells of every complete window that begins in [first, last), oldest first."""
         windows = bounded(feed, begun_in(self._view, feed, first, last)[::-1])
         key = key_of("range", suffix, [window.tag for window in windows])
-        compact = [moment.replace("-", "").replace(":", "") for moment in (first, last)]
-        name = f"hexveil-{feed}-{compact[0]}-{compact[1]}.{suffix}"
+        headers = attached(f".{suffix}", feed, first, last)
 
         def make() -> bytes:
             return table_of([value for window in windows for value in window.in_order()], suffix)
 
-        return await self._turns.answer(self._answers, request, key, make, FILES[suffix], name)
+        return await self._turns.answer(self._answers, request, key, make, FILES[suffix], headers)

@@ -31,7 +31,7 @@ class Histograms:
         self._view, self._answers, self._selections = view, answers, selections
         self._turns = Turns("histograms", MOST_WAITING)
 
-    @get("/histograms", "listHistograms", {JSON: "HistogramList"}, p.FEED, p.limit(100, 1000), tag="Histograms")
+    @get("/histograms", "listHistograms", {JSON: "HistogramList"}, "feed", p.limit(100, 1000), tag="Histograms")
     async def listed(self, request: web.Request, feed: str, limit: int) -> web.Response:
         """Windows with spatial histograms, newest first."""
         chosen = [window.described() for window in self._view.ordered(feed) if window.histograms][:limit]
@@ -43,7 +43,7 @@ class Histograms:
         return await self._turns.answer(self._selections, request, key, make, JSON)
 
     @get(
-        "/heat", "getHeat", {GEOJSON: "HeatFeatures"}, p.FEED, p.WINDOW_QUERY, p.MECHANISM_QUERY,
+        "/heat", "getHeat", {GEOJSON: "HeatFeatures"}, "feed", "window", "mechanism",
         tag="Histograms", errors=(404,),
     )  # fmt: skip
     async def heat(self, request: web.Request, feed: str, window: str | None, mechanism: str | None) -> web.Response:
@@ -61,7 +61,7 @@ class Histograms:
 
     @get(
         "/histograms/{window}/count", "countRange", {JSON: "RangeCount"},
-        p.WINDOW_PATH, p.FEED, p.RANGE, p.MECHANISM_QUERY, tag="Histograms", errors=(404,),
+        "feed", "range", "mechanism", tag="Histograms", errors=(404,),
     )  # fmt: skip
     async def count(
         self, request: web.Request, feed: str, window: str, bbox: Box, mechanism: str | None
@@ -81,7 +81,7 @@ class Histograms:
 
     @get(
         "/histograms/{window}/{mechanism}", "getHistogram", {JSON: "SpatialHistogram"},
-        p.WINDOW_PATH, p.MECHANISM_PATH, p.FEED, tag="Histograms", errors=(404,),
+        "feed", tag="Histograms", errors=(404,),
     )  # fmt: skip
     async def release(self, request: web.Request, feed: str, window: str, mechanism: str) -> web.Response:
         """A spatial histogram as released."""

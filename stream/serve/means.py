@@ -52,7 +52,7 @@ class Means:
 
     @get(
         "/means", "listMeans", {JSON: "MeanList"},
-        p.FEED, p.FROM, p.TO, p.DAYS, p.HOURS, p.AREA_QUERY, p.RING_QUERY, tag="Hexagons", errors=(404, 413),
+        "feed", "from", "to", "days", "hours", "area", "in_ring", tag="Hexagons", errors=(404, 413),
     )  # fmt: skip
     async def answer(
         self,
@@ -169,7 +169,7 @@ class Series:
         self._view, self._answers, self._areas = view, answers, areas
         self._newest_turns, self._turns = Turns("newest estimates", MOST_WAITING), Turns("series", MAX_WAITING, 30)
 
-    @get("/series/newest", "scrapeSeries", {TEXT: None}, p.FEED, p.NAMES, tag="Series", errors=(404,))
+    @get("/series/newest", "scrapeSeries", {TEXT: None}, "feed", "names", tag="Series", errors=(404,))
     async def newest(self, request: web.Request, feed: str, names: list[str] | None) -> web.Response:
         """The same of the newest complete window, in the text format of Prometheus."""
         named, window = self._named(names), self._view.find(None, feed)
@@ -177,7 +177,7 @@ class Series:
         return await self._newest_turns.answer(self._answers, request, key, lambda: _text(feed, named, window), TEXT)
 
     @get(
-        "/series", "listSeries", {JSON: "SeriesList"}, p.FEED, p.FROM, p.TO, p.NAMES, tag="Series", errors=(404, 413),
+        "/series", "listSeries", {JSON: "SeriesList"}, "feed", "from", "to", "names", tag="Series", errors=(404, 413),
     )  # fmt: skip
     async def rows(
         self, request: web.Request, feed: str, first: str, last: str, names: list[str] | None

@@ -28,7 +28,6 @@ from aiohttp import web
 from stream.config import Config, ConfigError
 from stream.config.alerts import AlertRule, WebhookConfig
 from stream.config.secret_files import OpenSecretError, read_secret
-from stream.serve import parameters as p
 from stream.serve.alerts.rules import Alert, Judged, alerts, chain, judged_cells, unit_of
 from stream.serve.broadcast import Broadcast
 from stream.serve.cell_history import Usual
@@ -300,7 +299,7 @@ class Alerts:
             if self._webhook is not None:
                 self._webhook.offer(Delivery(identifier, body))
 
-    @get("/alerts", "listAlerts", {JSON: "AlertList"}, p.FEED, p.WINDOW_QUERY, tag="Alerts", errors=(404,))
+    @get("/alerts", "listAlerts", {JSON: "AlertList"}, "feed", "window", tag="Alerts", errors=(404,))
     async def answer(self, request: web.Request, feed: str, window: str | None) -> web.Response:
         """The operator's rules, and the cells that they name in one window."""
         known = known_window(self._view, window, feed)

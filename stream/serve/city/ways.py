@@ -30,7 +30,6 @@ from stream.config.geojson import Position
 from stream.config.value import SPEED
 from stream.messages.cells import Cell, Estimate, cells_of, estimates_of
 from stream.messages.tables import write_lines
-from stream.serve import parameters as p
 from stream.serve.city.combining import combined, is_crowded
 from stream.serve.city.places import Places
 from stream.serve.city.scheduled import ScheduledService, hours_of
@@ -220,7 +219,7 @@ class Ways:
 
     @get(
         "/routes/{route}/speed", "getRouteSpeed", {JSON: "RouteSpeed", CSV: None},
-        p.ROUTE_PATH, p.FEED, p.WINDOW_QUERY, p.FROM_STOP, p.TO_STOP, p.TABLE, tag="Places", errors=(404,),
+        "feed", "window", "from_stop", "to_stop", "table", tag="Places", errors=(404,),
     )  # fmt: skip
     async def speed(
         self,
@@ -251,7 +250,7 @@ class Ways:
 
     @get(
         "/routes/{route}/means", "getRouteMeans", {JSON: "RouteMeans", CSV: None},
-        p.ROUTE_PATH, p.FEED, p.FROM, p.TO, p.DAYS, p.HOURS, p.FROM_STOP, p.TO_STOP, p.TABLE,
+        "feed", "from", "to", "days", "hours", "from_stop", "to_stop", "table",
         tag="Places", errors=(404, 413),
     )  # fmt: skip
     async def means(

@@ -43,12 +43,9 @@ function section(view: View, rule: AlertRule, all: Alert[], choose: Choose): HTM
   return [make('h2', {}, claim(rule)), make('p', { class: 'quiet' }, promise), named.length ? list : none];
 }
 
-function item(view: View, alert: Alert, choose: Choose): HTMLElement {
-  const button = make('button', { type: 'button', 'data-alert': `${alert.rule} ${alert.cell}` }, ...cellName(view, alert.cell), ` ${told(alert)} `,
-    alert.new && make('span', { class: 'chip' }, say('alerts.new')));
-  button.addEventListener('click', () => choose(alert.cell));
-  return button;
-}
+const item = (view: View, alert: Alert, choose: Choose) =>
+  make('button', { type: 'button', 'data-alert': `${alert.rule} ${alert.cell}`, click: () => choose(alert.cell) },
+    ...cellName(view, alert.cell), ` ${told(alert)} `, alert.new && make('span', { class: 'chip' }, say('alerts.new')));
 
 /** What the rules say of one cell. */
 export function alertsOf(view: View, cell: string): HTMLElement[] {

@@ -30,7 +30,7 @@ export class Areas {
     this.first = isPlaced ? null : view.area;
     this.asked = this.first;
     this.drawing = new Drawing(map, {
-      box: (box) => this.open(box ? { kind: 'box', box } : { kind: 'refused', refusal: { reason: 'ring', count: 0, line: '' } }),
+      box: (area) => this.open(area),
       corners: (corners, last) => this.sketch(corners, last),
       gaveUp: () => this.stop(true),
     });

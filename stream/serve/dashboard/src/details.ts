@@ -1,7 +1,7 @@
 /** The card of the selected cell. */
 
 import { alertsOf } from './alerts';
-import { ApiError, history } from './api';
+import { history, reasonOf } from './api';
 import { cellName, chip, isolated, make } from './dom';
 import { STATISTICS, comparison, countText, interval, isNobody, reading as read, sentence, shown, type Statistic } from './statistics';
 import { decimals, say } from './texts';
@@ -114,7 +114,6 @@ async function fillPast(view: View, cell: string, target: HTMLElement): Promise<
     const current = view.window?.window.start ?? '';
     target.replaceChildren(sparkline(releases, view.statistic, view.shownKind, view.zone, current, view.upper));
   } catch (error) {
-    const reason = error instanceof ApiError ? error.message : say('failed.server');
-    target.replaceChildren(make('p', { class: 'quiet' }, say('cell.past-failed', { reason })));
+    target.replaceChildren(make('p', { class: 'quiet' }, say('cell.past-failed', { reason: reasonOf(error) })));
   }
 }

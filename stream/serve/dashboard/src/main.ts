@@ -7,7 +7,7 @@ import * as api from './api';
 import { setUpAbout } from './about';
 import { setUpCity } from './city';
 import { showAlerts } from './alerts';
-import { besideOf, reasonOf } from './beside';
+import { besideOf } from './beside';
 import { setUpControls, showControls } from './controls';
 import { byId } from './dom';
 import { setUpDownloads, showDownloads } from './downloads';
@@ -415,7 +415,7 @@ function fail(error: unknown): void {
 }
 
 function tellFailed(error: unknown): void {
-  tellFailure(say('failed.window', { reason: reasonOf(error) }));
+  tellFailure(say('failed.window', { reason: api.reasonOf(error) }));
   unread = true;
   tell();
   if (view.live) setTimeout(() => unread && view.live && show(view.windows.at(-1)).catch(fail), RETRY);

@@ -20,7 +20,7 @@ import { lines } from './api';
 import { LAND_UNTIL, STOPS, described, network, roads, sea, stops, streetNames, streets, withoutMarkup, type Archive, type Ground } from './basemap';
 import { make } from './dom';
 import { shapeOf, type Shape } from './hexagons';
-import { HEAT, heatLayer, type Heat } from './heat';
+import { HEAT, heatLayer } from './heat';
 import { isLarge } from './header';
 import { HexagonLayer, type Look } from './hexagonlayer';
 import { LineLayer } from './linelayer';
@@ -28,7 +28,7 @@ import type { Line } from './lines';
 import { NUMBERS, numbersLayer, numbersOf, type NumberOf } from './numbers';
 import { mapColours } from './palette';
 import { chosenUnit } from './units';
-import type { Box, Drawn, Settings, Spot } from './types';
+import type { Box, Drawn, HeatFeatures as Heat, Settings, Spot } from './types';
 
 const SCALES = { 'km/h': 'metric', mph: 'imperial' } as const;
 /** Pixels of names on the map, and most of the scale; on a screen on the wall they are larger. */

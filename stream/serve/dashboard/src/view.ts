@@ -2,7 +2,6 @@
 
 import type { Area } from './area';
 import { cellAt, centre, finestOf, type Shape } from './hexagons';
-import type { Heat } from './heat';
 import type { Names } from './names';
 import { overSaid } from './over';
 import { decimals, say } from './texts';
@@ -27,7 +26,7 @@ import {
   type Verdict,
   type Versus,
 } from './statistics';
-import type { AlertList, Drawn, Hexagon, Marker, Missing, OtherDay, Over, Scheduled, Settings, WindowCells, WindowSummary } from './types';
+import type { AlertList, Drawn, HeatFeatures as Heat, Hexagon, Marker, Missing, OtherDay, Over, Scheduled, Settings, WindowCells, WindowSummary } from './types';
 import type { Look } from './hexagonlayer';
 
 export interface Reading {
