@@ -23,7 +23,6 @@ import { Selection } from './selection';
 import { setUpShortcuts } from './shortcuts';
 import { Table } from './table';
 import { fillPage, say, type Values } from './texts';
-import { begin, took } from './timing';
 import { freshness, joined, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit } from './units';
 import { clock, day, zoneName } from './times';
@@ -425,6 +424,17 @@ function tellFailure(text: string): void {
   const notice = byId('notice');
   notice.hidden = false;
   notice.textContent = text;
+}
+
+/** How long the page took, for measurements from outside. The newest of each kind alone is kept: a page stays open for days. */
+function begin(mark: 'asked' | 'changed'): void {
+  performance.clearMarks(mark);
+  performance.mark(mark);
+}
+
+function took(what: 'fetch' | 'update' | 'change', since: 'asked' | 'changed'): void {
+  performance.clearMeasures(`hexveil:${what}`);
+  performance.measure(`hexveil:${what}`, since);
 }
 
 start().catch((error: unknown) => {

@@ -7,9 +7,6 @@ export type {
   ReleasedNumber as Estimate, ScheduledSpeed as Scheduled, Window as WindowSummary,
 } from './schemas';
 
-/** The number to show first, and the model that made it, or `released`. */
-export type Leading = api.Estimate;
-
 export type Measured = 'mean' | 'moving_mean' | 'variance' | 'p15' | 'p50' | 'p85';
 
 /** Exact, or with noise. */

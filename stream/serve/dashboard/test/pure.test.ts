@@ -72,7 +72,7 @@ test('a percentile that is modelled alone is shown without an interval, whatever
   view.kind = 'raw';
   view.setWindow({ hexagons: [alone], window: WINDOW, marker: { statistics: ['mean', 'variance'], clipping: { lower: 0, upper: 65, unit: 'km/h' } } } as unknown as WindowCells);
   assert.deepEqual(view.statistics(), ['mean', 'p50', 'spread']);
-  assert.deepEqual([view.statistic, view.shownKind, view.typified, view.scheme], ['p50', 'estimate', false, 'now']);
+  assert.deepEqual([view.statistic, view.shownKind, view.offers('typical'), view.scheme], ['p50', 'estimate', false, 'now']);
   assert.equal(view.read(alone).now!.value, 21.4);
   assert.equal(view.read(alone).verdict, null);
 });
