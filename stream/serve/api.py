@@ -17,7 +17,6 @@ from stream.serve import api_page, guards, openapi
 from stream.serve.addresses import prefix_of
 from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast
-from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
 from stream.serve.hexagons import Feeds, Hexagons, Ranges
 from stream.serve.histograms import Histograms
@@ -52,7 +51,7 @@ class Service:
         self.intake = Intake(self.view, self.metrics, config.feed.name, self._announce)
         ready, rules = self.intake.caught_up, len(config.public.alerts)
         self.broadcast = Broadcast(self.view, self.metrics, ready, rules)
-        self.alerts = Alerts(config, self.view, Usual(), self.answers, self.metrics, self.broadcast, ready)
+        self.alerts = Alerts(config, self.view, self.answers, self.metrics, self.broadcast, ready)
         self.city = City(config, self.view, self.answers)
         self.operations = operations(
             config.feed.name,

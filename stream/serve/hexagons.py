@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
 from itertools import compress
+from operator import itemgetter
 from typing import Any, Literal
 
 import h3
@@ -19,7 +20,6 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.feed import derived_speed_note
-from stream.config.servers import MapKind
 from stream.messages.cells import Cell, cells_of, with_estimates
 from stream.messages.range_query import Box
 from stream.messages.shapes import Place, centre_of, places_of
@@ -55,9 +55,7 @@ class OtherDay:
     def body(self) -> dict[str, Any]:
         """The object that the API answers with."""
         oldest, newest = self.kept or (None, None)
-        return {
-            "feed": self.window.feed,
-            "window": {"start": self.window.start, "end": self.window.end},
+        return self.window.named | {
             "timezone": self.zone,
             "day": self.day.isoformat(),
             "other": None if self.other is None else self.other.summary(),
@@ -174,7 +172,7 @@ class Hexagons:
         """Windows, newest first."""
         chosen = [window.described() for window in self._view.ordered(feed)[:limit]]
         key, summaries = key_of("windows", [one.tag for one in chosen]), [one.summary for one in chosen]
-        make = partial(_joined, b'{"windows":[', summaries)
+        make = partial(joined, b'{"windows":[', summaries)
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
     @get("/windows/{window}", "getWindow", {JSON: "Window"}, "feed", tag="Windows", errors=(404,))
@@ -226,12 +224,10 @@ class Hexagons:
             )
             if shape == "json":
                 sums = msgspec.json.encode(totals(list(compress(cells, wanted))))
-                return _joined(
-                    summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies
-                )
+                return joined(summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies)
             places = compress(places_of(cells), wanted)
             head = b'{"type":"FeatureCollection","map":' + map_of_feed + b',"features":['
-            return _joined(head, map(_feature_of, places, bodies))
+            return joined(head, map(_feature_of, places, bodies))
 
         kind = JSON if shape == "json" else GEOJSON
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
@@ -246,7 +242,7 @@ class Hexagons:
 
         def make() -> bytes:
             past = history(windows, cell)[-limit:]
-            return _joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past, cells_of(past)))
+            return joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past, cells_of(past)))
 
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
@@ -264,7 +260,7 @@ class Hexagons:
         return await self._whole.answer(self._answers, request, key, make, FILES[suffix], headers)
 
 
-def _joined(head: bytes, values: Iterable[bytes]) -> bytes:
+def joined(head: bytes, values: Iterable[bytes]) -> bytes:
     """An object that ends with a list of these values; ``head``: all before the first one."""
     return head + b",".join(values) + b"]}"
 
@@ -295,26 +291,21 @@ class Feeds:
     def __init__(self, config: Config, view: View, answers: Answers) -> None:
         self._view, self._answers = view, answers
         self._configured = config.feed.name
-        self._described = _description(
-            config.feed.name,
-            config.public.map,
-            config.feed.derivation,
-            derived_speed_note(config.relation, config.feed.speeds),
-        )
+        note = derived_speed_note(config.relation, config.feed.speeds)
+        self._described = {
+            "feed": config.feed.name,
+            "map": config.public.map,
+            "derived_speeds": config.feed.derivation,
+            "note": note,
+        }
 
     @get("/feeds", "listFeeds", {JSON: "FeedList"}, tag="Feeds")
     async def listed(self, request: web.Request) -> web.Response:
         """Feeds, what their maps are for, and which of their speeds are derived from positions."""
-        names = sorted({self._configured} | self._view.feeds())
-        feeds = [self._described if name == self._configured else _description(name) for name in names]
-        body = msgspec.json.encode({"feeds": feeds})
+        feeds = [{"feed": name, "map": None, "derived_speeds": None, "note": None} for name in self._view.feeds()]
+        listed = [one for one in feeds if one["feed"] != self._configured] + [self._described]
+        body = msgspec.json.encode({"feeds": sorted(listed, key=itemgetter("feed"))})
         return await self._answers.ready(request, body, JSON)
-
-
-def _description(
-    name: str, kind: MapKind | None = None, derived_speeds: str | None = None, note: str | None = None
-) -> dict[str, Any]:
-    return {"feed": name, "map": kind, "derived_speeds": derived_speeds, "note": note}
 
 
 MAX_RANGE_BYTES = 16 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 from aiohttp import web
@@ -12,7 +12,7 @@ from dpcore.spatial.release import Released
 from stream.messages.heat import heat_of
 from stream.messages.range_query import Box, RangeError, count_in
 from stream.serve import parameters as p
-from stream.serve.hexagons import known_window
+from stream.serve.hexagons import joined, known_window
 from stream.serve.operations import get
 from stream.serve.responses import GEOJSON, JSON, MOST_WAITING, Answers, Problem, Turns, key_of
 from stream.serve.window_store import View, WindowView
@@ -36,10 +36,7 @@ class Histograms:
         """Windows with spatial histograms, newest first."""
         chosen = [window.described() for window in self._view.ordered(feed) if window.histograms][:limit]
         key, listed = key_of("histograms", [one.tag for one in chosen]), [one.histograms for one in chosen]
-
-        def make() -> bytes:
-            return b'{"windows":[' + b",".join(listed) + b"]}"
-
+        make = partial(joined, b'{"windows":[', listed)
         return await self._turns.answer(self._selections, request, key, make, JSON)
 
     @get(

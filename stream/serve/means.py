@@ -55,19 +55,11 @@ class Means:
         "feed", "from", "to", "days", "hours", "area", "in_ring", tag="Hexagons", errors=(404, 413),
     )  # fmt: skip
     async def answer(
-        self,
-        request: web.Request,
-        feed: str,
-        first: str,
-        last: str,
-        days: str | None,
-        hours: tuple[int, int] | None,
-        area: str | None,
-        ring: list[Position] | None,
+        self, request: web.Request, area: str | None, ring: list[Position] | None, **asked: Any
     ) -> web.Response:
         """Means of the cells over the windows of a range, and of all of them together."""
         named = None if area is None else known_area(self._areas, area)
-        of = Range(feed, first, last, days, hours)
+        of = Range(**asked)
         windows, within = chosen(self._view, of)
         if ring is not None and area is not None:
             raise Problem(400, "area and ring are both given", "give one of them")
@@ -76,7 +68,7 @@ class Means:
         def make() -> bytes:
             return msgspec.json.encode(of.said(windows) | _means(windows, where, within))
 
-        key = key_of("means", [window.tag for window in windows], first, last, area, ring)
+        key = key_of("means", [window.tag for window in windows], of, area, ring)
         return await self._turns.answer(self._answers, request, key, make, JSON)
 
 
@@ -86,8 +78,8 @@ class Range(NamedTuple):
     feed: str
     first: str
     last: str
-    days: str | None
-    hours: tuple[int, int] | None
+    days: str | None = None
+    hours: tuple[int, int] | None = None
 
     def said(self, windows: Sequence[WindowView]) -> dict[str, Any]:
         """What every answer begins with."""
@@ -179,18 +171,16 @@ class Series:
     @get(
         "/series", "listSeries", {JSON: "SeriesList"}, "feed", "from", "to", "names", tag="Series", errors=(404, 413),
     )  # fmt: skip
-    async def rows(
-        self, request: web.Request, feed: str, first: str, last: str, names: list[str] | None
-    ) -> web.Response:
+    async def rows(self, request: web.Request, names: list[str] | None, **asked: Any) -> web.Response:
         """Leading means of areas, routes and cells in the windows of a range, a row for each."""
-        named, of = self._named(names), Range(feed, first, last, None, None)
+        named, of = self._named(names), Range(**asked)
         windows, _ = chosen(self._view, of)
 
         def make() -> bytes:
             rows = [row for window in reversed(windows) for row in _rows(named, window)]
             return msgspec.json.encode(of.said(windows) | {"rows": rows})
 
-        key = key_of("series", names, first, last, [window.tag for window in windows])
+        key = key_of("series", names, of, [window.tag for window in windows])
         return await self._turns.answer(self._answers, request, key, make, JSON)
 
     def _named(self, names: list[str] | None) -> list[Named]:

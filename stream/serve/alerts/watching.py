@@ -182,7 +182,6 @@ class Alerts:
         self,
         config: Config,
         view: View,
-        usual: Usual,
         answers: Answers,
         metrics: PublicMetrics,
         broadcast: Broadcast,
@@ -196,7 +195,7 @@ class Alerts:
         self._view, self._answers, self._metrics, self._broadcast = view, answers, metrics, broadcast
         webhook = config.public.webhook
         self._webhook = None if webhook is None else Webhook(webhook, metrics)
-        self._usual, self._caught_up = usual, caught_up
+        self._usual, self._caught_up = Usual(), caught_up
         self._turns = Turns("alerts", MOST_WAITING)
         self._waiting: deque[WindowView] = deque()
         self._wake = asyncio.Event()
@@ -285,16 +284,9 @@ class Alerts:
                 continue
             self._metrics.alerts.labels(name).inc(len(news))
             identifier = f"{window.feed}/{name}/{window.start}"
-            body = msgspec.json.encode(
-                {
-                    "id": identifier,
-                    "rule": name,
-                    "feed": window.feed,
-                    "window": {"start": window.start, "end": window.end},
-                    "count": len(news),
-                    "alerts": [alert.body(window) for alert in news[:MOST_TOLD]],
-                }
-            )
+            told = [alert.body(window) for alert in news[:MOST_TOLD]]
+            said = {"id": identifier, "rule": name, "count": len(news), "alerts": told}
+            body = msgspec.json.encode(window.named | said)
             self._broadcast.tell(window.feed, b"event: alert\ndata: %b\n\n" % body)
             if self._webhook is not None:
                 self._webhook.offer(Delivery(identifier, body))
@@ -313,15 +305,9 @@ class Alerts:
 
 
 def _answer(window: WindowView, rules: Sequence[AlertRule], windows: Sequence[Judged], usual: Usual) -> bytes:
-    active = [alert for rule in rules for alert in alerts(rule, windows, usual)]
-    return msgspec.json.encode(
-        {
-            "feed": window.feed,
-            "window": {"start": window.start, "end": window.end},
-            "rules": [_described(rule, window) for rule in rules],
-            "alerts": [alert.body(window) for alert in active],
-        }
-    )
+    active = [alert.body(window) for rule in rules for alert in alerts(rule, windows, usual)]
+    described = [_described(rule, window) for rule in rules]
+    return msgspec.json.encode(window.named | {"rules": described, "alerts": active})
 
 
 def _described(rule: AlertRule, window: WindowView) -> dict[str, Any]:

@@ -149,7 +149,8 @@ class City:
     async def scheduled_in(self, request: web.Request, feed: str, window: str) -> web.Response:
         """Scheduled speeds of the released cells of one window, in its hours."""
         known = known_window(self._view, window, feed)
-        key, service, values, summary = key_of("scheduled", known.tag), self._service, known.in_order(), known.summary()
+        key, service, values = key_of("scheduled", known.tag), self._service, known.in_order()
+        said = known.stated
 
         def make() -> bytes:
             hours = hours_of(known.start, known.end, self._zone)
@@ -158,7 +159,6 @@ class City:
             judged = from_schedule(cells, {row["cell"]: row["value"] for row in speeds}, bounds_of(known).upper)
             for row in speeds:
                 row["error"], row["clear"] = judged.get(row["cell"], (None, False))
-            said = {name: summary[name] for name in ("feed", "window", "complete")}
             return msgspec.json.encode(said | {"cells": speeds})
 
         return await self._scheduled_turns.answer(self._answers, request, key, make, JSON)
@@ -172,7 +172,7 @@ class City:
         area = known_area(self.by_name, name)
         known = known_window(self._view, window, feed)
         key, answers, named = key_of("area", name, known.tag), self._answers, {"name": area.name, "kind": area.kind}
-        make = partial(_statistics, area, named, known, known.in_order(), known.summary())
+        make = partial(_statistics, area, known, known.in_order(), named | known.stated)
         # A restart may bring other areas, so the answer is not immutable even for a complete window.
         return await self._turns.answer(answers, request, key, make, JSON)
 
@@ -197,21 +197,14 @@ class City:
         """Released statistics of the cells of a drawn area in one window, together."""
         known = known_window(self._view, window, feed)
         key, answers, area = key_of("drawn area", ring, known.tag), self._rings, PolygonArea("", [[ring]])
-        make = partial(_statistics, area, {}, known, known.in_order(), known.summary())
+        make = partial(_statistics, area, known, known.in_order(), known.stated)
         return await self._ring_turns.answer(answers, request, key, make, JSON)
 
 
-def _statistics(
-    area: Area, named: dict[str, str], window: WindowView, values: list[bytes], summary: dict[str, Any]
-) -> bytes:
+def _statistics(area: Area, window: WindowView, values: list[bytes], said: dict[str, Any]) -> bytes:
     belonging = inside(area, cells_of(values))
-    said = {name: summary[name] for name in ("feed", "window", "complete")}
-    return msgspec.json.encode(
-        named
-        | said
-        | combined(belonging, bounds_of(window))
-        | {"hexagons": [cell.cell for cell in belonging], "geometry": area.geometry()}
-    )
+    held = {"hexagons": [cell.cell for cell in belonging], "geometry": area.geometry()}
+    return msgspec.json.encode(said | combined(belonging, bounds_of(window)) | held)
 
 
 _ENDS = ("", "_low", "_high")

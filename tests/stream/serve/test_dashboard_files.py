@@ -73,7 +73,8 @@ async def test_files_come_compressed_with_entity_tags_and_a_strict_policy(tmp_pa
         for name in ("", *(name for name in read_assets() if name.startswith("assets/"))):
             answer = await client.get(f"/{name}", headers={"Accept-Encoding": "gzip"})
             assert answer.status == 200
-            assert answer.headers["Content-Encoding"] == "gzip"
+            body, _ = read_assets()[name or "index.html"]
+            assert answer.headers.get("Content-Encoding") == ("gzip" if len(body.plain) >= 1024 else None)
             assert ("immutable" in answer.headers["Cache-Control"]) == bool(name)
             policy = answer.headers["Content-Security-Policy"]
             assert "default-src 'none'" in policy
