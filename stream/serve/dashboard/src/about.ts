@@ -1,7 +1,7 @@
 /** "About the noise": what the numbers of this window promise, in words. */
 
 import { byId, chip, make } from './dom';
-import { fillPage, say, sayIfKnown } from './texts';
+import { fillPage, plain, say, sayIfKnown } from './texts';
 import { hours, length, span, when, zoneName } from './times';
 import { SHORTCUTS } from './shortcuts';
 import { inUnit, unit } from './units';
@@ -23,9 +23,6 @@ export function setUpAbout(view: View): void {
 
 type Fact = [term: string, ...said: (string | HTMLElement)[]];
 
-/** A number without the digits that floating point adds. */
-const plain = (number: number) => String(Number(number.toPrecision(12))).replace('.', say('decimal'));
-
 /** What pure epsilon promises. */
 const pure = ({ epsilon, budget, period }: Marker): Fact[] => [
   [say('about.epsilon'), say('about.epsilon-text', { epsilon: plain(epsilon) })],
@@ -34,7 +31,7 @@ const pure = ({ epsilon, budget, period }: Marker): Fact[] => [
 
 /** What rho-zCDP promises, and the (ε, δ) it converts to. */
 function concentrated({ epsilon, budget, rho = 0, rho_budget = 0, delta = 0, period }: Marker): Fact[] {
-  const common = { delta: String(delta).replace('.', say('decimal')), epsilon: plain(epsilon), budget: plain(budget), period: span(length(period)) };
+  const common = { delta: plain(delta), epsilon: plain(epsilon), budget: plain(budget), period: span(length(period)) };
   return [
     [say('about.accounting'), say('about.accounting-text')],
     [say('about.rho'), say('about.rho-text', { ...common, rho: plain(rho) })],

@@ -2,14 +2,13 @@
 
 import type { Geometry, Position } from 'geojson';
 import { areaKey, linesWith, ringOf, type Area } from './area';
-import { byId } from './dom';
+import { byId, covered } from './dom';
 import { Drawing, type Form } from './drawing';
 import { boxOf } from './hexagons';
 import type { Page } from './page';
 import type { Mapped } from './mapless';
 import { boundsForm, cornersForm, counts, forms, heading } from './measure';
 import { together } from './named';
-import { covered } from './room';
 import { say } from './texts';
 import type { AreaStatistics, Box } from './types';
 import type { View } from './view';

@@ -5,11 +5,10 @@
  */
 
 import { shapeKey } from './hexagons';
-import { meshOf, type Mesh } from './mesh';
+import { TILE, WORLD, meshOf, type Mesh } from './mesh';
 import type { MapColours } from './palette';
 import type { Hexagon } from './types';
 import { PieceLayer, ROW, bytesOf, sharesOf, type Uniforms, type Vertices } from './webgl';
-import { TILE, WORLD } from './world';
 
 /** How one hexagon looks: its class (-1: none known), its opacity (0: not drawn), whether it is hatched. */
 export interface Look {

@@ -7,9 +7,9 @@ import { finestOf } from './hexagons';
 import { isLarge } from './header';
 import type { Look } from './hexagonlayer';
 import { piecesOf, placesIn, type Line, type Pieces } from './lines';
+import { WORLD, east, south, unitsOf } from './mesh';
 import type { MapColours } from './palette';
 import { PieceLayer, ROW, bytesOf, sharesOf, type Uniforms, type Vertices } from './webgl';
-import { WORLD, east, south, unitsOf } from './world';
 
 /** Pixels across a line at zoom 9, by which factor it grows with each zoom, and between which bounds. */
 const [WIDTH, GROWTH, LEAST, MOST] = [2.4, 1.35, 1.8, 12];

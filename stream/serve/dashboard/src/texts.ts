@@ -62,6 +62,9 @@ export const sayIfKnown = (key: string): string | null => (key in texts ? say(ke
 export const decimals = (value: number, digits: number) =>
   value.toFixed(digits).replace(/\B(?<!\.\d*)(?=(\d{3})+(?!\d))/g, '\u202f').replace('.', say('decimal'));
 
+/** A number as it is, without the digits that floating point adds. */
+export const plain = (number: number, digits = 12) => String(Number(number.toPrecision(digits))).replace('.', say('decimal'));
+
 /** The attribute that `data-label`, `data-title` and `data-placeholder` of index.html name the text of. */
 const NAMED = { label: 'aria-label', title: 'title', placeholder: 'placeholder' } as const;
 

@@ -2,7 +2,7 @@
 
 import { MercatorCoordinate, type CustomLayerInterface, type CustomRenderMethodInput, type Map as MapLibre } from 'maplibre-gl';
 import type { MapColours } from './palette';
-import { TILE, WORLD, unitsOf } from './world';
+import { TILE, WORLD, unitsOf } from './mesh';
 
 type Matrix = ArrayLike<number>;
 

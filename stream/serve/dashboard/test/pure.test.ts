@@ -7,8 +7,7 @@ import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parse
 import { boundsOf, cellAt, centre, cornersOf, shapeOf } from '../src/hexagons';
 import { land } from '../src/land';
 import { piecesOf, placesIn } from '../src/lines';
-import { meshOf, type Mesh } from '../src/mesh';
-import { WORLD, east, south } from '../src/world';
+import { WORLD, east, meshOf, south, type Mesh } from '../src/mesh';
 import { Names } from '../src/names';
 import { WITHIN_NOISE, viridis, type MapColours } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
