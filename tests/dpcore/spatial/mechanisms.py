@@ -1,6 +1,8 @@
-"""Every spatial mechanism in every form that tests hold to the same claims."""
+"""Every spatial mechanism in every form that tests hold to the same claims, and when two releases say the same."""
 
 from dataclasses import replace
+
+import numpy as np
 
 from dpcore.spatial import (
     HTF,
@@ -17,6 +19,7 @@ from dpcore.spatial import (
     Uniform,
     UniformGrid,
 )
+from dpcore.spatial.release import Released
 
 
 def every_mechanism(sizes: tuple[int, ...], queries: Rectangles) -> dict[str, SpatialMechanism]:
@@ -44,3 +47,12 @@ def every_mechanism(sizes: tuple[int, ...], queries: Rectangles) -> dict[str, Sp
         "auto": Auto(),
         "auto relative": Auto("relative"),
     }
+
+
+def assert_alike(one: Released, other: Released, ranges: Rectangles, *, answers: bool = True) -> None:
+    """Both answer ``ranges`` with the same intervals and, if ``answers``, with the same numbers."""
+    assert not answers or np.allclose(one.answers(ranges), other.answers(ranges), rtol=1e-9, atol=1e-9)
+    ours, theirs = one.intervals(ranges), other.intervals(ranges)
+    assert ours is not None
+    assert theirs is not None
+    assert (ours.low.tolist(), ours.high.tolist()) == (theirs.low.tolist(), theirs.high.tolist())
