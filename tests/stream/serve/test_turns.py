@@ -210,10 +210,7 @@ async def test_each_body_is_compressed_before_the_next_one_is_made(monkeypatch):
     answers, request = Answers(), make_mocked_request("GET", "/")
     bodies = [os.urandom(LARGE) for _ in range(8)]
     await asyncio.gather(
-        *(
-            answers.answer(request, str(number), partial(make, body), JSON)
-            for number, body in enumerate(bodies)
-        )
+        *(answers.answer(request, str(number), partial(make, body), JSON) for number, body in enumerate(bodies))
     )
     assert steps == ["made", "compressed"] * len(bodies)
 
