@@ -33,6 +33,7 @@ from stream.serve.window_store import View, WindowView
 
 log = structlog.get_logger()
 
+_NOW = {"Cache-Control": "no-store"}
 SELECTED_BYTES = 32 << 20
 """Bytes kept of answers of which readers may ask for any number: a share of their own, so they push out no others."""
 
@@ -94,22 +95,17 @@ class Service:
         tasks = {"reading": self._reading, "judging windows for alerts": self._judging}
         ended = [name for name, task in tasks.items() if task is None or task.done()]
         status = f"no longer {' and '.join(ended)}; the operator finds the reason in the log" if ended else "ok"
-        body = {"status": status}
-        return web.json_response(body, status=503 if ended else 200, headers={"Cache-Control": "no-store"})
+        return web.json_response({"status": status}, status=503 if ended else 200, headers=_NOW)
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 once everything that existed at the start was read."""
         ready = self.intake.caught_up.is_set()
-        return web.json_response({"ready": ready}, status=200 if ready else 503, headers={"Cache-Control": "no-store"})
+        return web.json_response({"ready": ready}, status=200 if ready else 503, headers=_NOW)
 
     async def public_metrics(self, request: web.Request) -> web.Response:
         """Metrics in Prometheus' text format."""
-        return web.Response(
-            body=generate_latest(self.metrics.registry),
-            content_type="text/plain",
-            charset="utf-8",
-            headers={"Cache-Control": "no-store"},
-        )
+        body = generate_latest(self.metrics.registry)
+        return web.Response(body=body, content_type="text/plain", charset="utf-8", headers=_NOW)
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
         """Read releases while the service runs."""

@@ -7,12 +7,11 @@ that of another day which begins at the same local time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
 from itertools import compress
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import h3
 import msgspec
@@ -40,29 +39,12 @@ _DEFAULTS = (7 * _DAY, _DAY)
 """How far back to look where no day is chosen, in this order."""
 
 
-@dataclass(frozen=True)
-class OtherDay:
+class OtherDay(NamedTuple):
     """What stands beside a window: a complete window of ``day``, a local date, or the reason why there is none."""
 
-    window: WindowView
-    zone: str
     day: date
     other: WindowView | None
     reason: Reason | None
-    kept: tuple[str, str] | None
-    """Starts of the oldest and the newest complete window of the feed."""
-
-    def body(self) -> dict[str, Any]:
-        """The object that the API answers with."""
-        oldest, newest = self.kept or (None, None)
-        return self.window.named | {
-            "timezone": self.zone,
-            "day": self.day.isoformat(),
-            "other": None if self.other is None else self.other.summary(),
-            "reason": self.reason,
-            "oldest": oldest,
-            "newest": newest,
-        }
 
 
 def other_day(view: View, window: WindowView, day: date | None) -> OtherDay:
@@ -81,7 +63,6 @@ def other_day(view: View, window: WindowView, day: date | None) -> OtherDay:
 def _on(view: View, window: WindowView, local: datetime, zone: str, day: date) -> OtherDay:
     start = start_at(local.replace(year=day.year, month=day.month, day=day.day))
     marker = marker_of(window)
-    kept = view.span(window.feed)
     other = None if start is None else view.windows.get((window.feed, start))
     reason: Reason | None
     if start == window.start:
@@ -92,7 +73,7 @@ def _on(view: View, window: WindowView, local: datetime, zone: str, day: date) -
         reason = _absent(view, window, start, local, day)
     else:
         reason = _unlike(window, marker, other, zone)
-    return OtherDay(window, zone, day, other if reason is None else None, reason, kept)
+    return OtherDay(day, other if reason is None else None, reason)
 
 
 def _absent(view: View, window: WindowView, start: str | None, local: datetime, day: date) -> Reason:
@@ -190,9 +171,16 @@ class Hexagons:
     ) -> web.Response:
         """The window of another day at the same local time and what it says of the cells, or why there is none."""
         known = known_window(self._view, window, feed)
-        compared = other_day(self._view, known, day)
-        body, here = compared.body() | {"statistic": statistic}, known.in_order()
-        there = None if compared.other is None else compared.other.in_order()
+        then, other, reason = other_day(self._view, known, day)
+        oldest, newest = self._view.span(feed) or (None, None)
+        said = {
+            "timezone": zone_of(known),
+            "day": then.isoformat(),
+            "other": other and other.summary(),
+            "reason": reason,
+        }
+        body = known.named | said | {"oldest": oldest, "newest": newest, "statistic": statistic}
+        here, there = known.in_order(), None if other is None else other.in_order()
 
         def make() -> bytes:
             cells = None if there is None else beside(cells_of(here), cells_of(there), statistic)
