@@ -14,20 +14,19 @@ from prometheus_client import generate_latest
 
 from stream.config import Config
 from stream.serve import api_page, guards, openapi
-from stream.serve.addresses import prefix_of
 from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast
 from stream.serve.city.city import City
-from stream.serve.hexagons import Feeds, Hexagons, Ranges
+from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
-from stream.serve.means import Means, Series
+from stream.serve.means import Means
 from stream.serve.metrics import PublicMetrics
 from stream.serve.ogc.features import ROOT, Features
 from stream.serve.operations import bound, operations
 from stream.serve.parameters import read_all
 from stream.serve.reading.intake import Intake, Source, TopicSource
 from stream.serve.responses import JSON, Answers, packed
-from stream.serve.sending import bound_every_answer
+from stream.serve.sending import bound_every_answer, prefix_of
 from stream.serve.static_files import add_pages
 from stream.serve.window_store import View, WindowView
 
@@ -56,11 +55,8 @@ class Service:
         self.city = City(config, self.view, self.answers)
         self.operations = operations(
             config.feed.name,
-            Feeds(config, self.view, self.answers),
             Hexagons(config, self.view, self.answers, selections),
-            Ranges(self.view, self.answers),
             Means(self.view, self.answers, self.city.by_name),
-            Series(self.view, self.answers, self.city.by_name),
             Histograms(self.view, self.answers, selections),
             self.broadcast,
             self.alerts,

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
 from functools import partial
 from itertools import compress
-from operator import itemgetter
 from typing import Literal, NamedTuple
 
 import h3
@@ -139,14 +138,27 @@ def complete_window(view: View, start: str, feed: str) -> WindowView:
 
 
 class Hexagons:
-    """Handlers for the hexagon releases in the store."""
+    """Handlers for the hexagon releases in the store. A configuration describes its own feed only.
+
+    One range is written after the other, so that many requests for large ones cannot fill the memory.
+    """
 
     def __init__(self, config: Config, view: View, answers: Answers, selections: Answers) -> None:
         """``selections``: of what readers choose freely, which pushes nothing out of ``answers``."""
         self._view, self._answers, self._selections = view, answers, selections
-        self._maps = {config.feed.name: config.public.map}
+        note = derived_speed_note(config.relation, config.feed.speeds)
+        described = {"map": config.public.map, "derived_speeds": config.feed.derivation, "note": note}
+        self._described = {config.feed.name: described}
         self._whole, self._selected = Turns("windows", MOST_WAITING), Turns("selections of cells", MOST_SELECTED)
-        self._lists = Turns("lists", MOST_WAITING)
+        self._lists, self._ranges = Turns("lists", MOST_WAITING), Turns("ranges", MAX_WAITING, 30)
+
+    @get("/feeds", "listFeeds", {JSON: "FeedList"}, tag="Feeds")
+    async def feeds(self, request: web.Request) -> web.Response:
+        """Feeds, what their maps are for, and which of their speeds are derived from positions."""
+        names = sorted(self._view.feeds() | self._described.keys())
+        unknown = {"map": None, "derived_speeds": None, "note": None}
+        body = msgspec.json.encode({"feeds": [{"feed": name} | self._described.get(name, unknown) for name in names]})
+        return await self._answers.ready(request, body, JSON)
 
     @get("/windows", "listWindows", {JSON: "WindowList"}, "feed", p.limit(100, 1000), tag="Windows")
     async def windows(self, request: web.Request, feed: str, limit: int) -> web.Response:
@@ -200,7 +212,10 @@ class Hexagons:
         known = known_window(self._view, window, feed)
         key = key_of("hexagons", known.tag, bbox, resolution, shape)
         summary, values = known.described().summary, known.in_order()
-        is_whole, map_of_feed = bbox is None and resolution is None, msgspec.json.encode(self._maps.get(feed))
+        is_whole, map_of_feed = (
+            bbox is None and resolution is None,
+            msgspec.json.encode(self._described.get(feed, {}).get("map")),
+        )
 
         def make() -> bytes:
             cells = cells_of(values)
@@ -247,6 +262,21 @@ class Hexagons:
         make = partial(table_of, values, suffix)
         return await self._whole.answer(self._answers, request, key, make, FILES[suffix], headers)
 
+    @files(
+        "/download", "downloadRange", "Every complete window of a range of time as one {}, oldest first", FILES,
+        "from", "to", "feed", errors=(404, 413),
+    )  # fmt: skip
+    async def download_range(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
+        """The cells of every complete window that begins in [first, last), oldest first."""
+        windows = bounded(feed, begun_in(self._view, feed, first, last)[::-1])
+        key = key_of("range", suffix, [window.tag for window in windows])
+        headers = attached(f".{suffix}", feed, first, last)
+
+        def make() -> bytes:
+            return table_of([value for window in windows for value in window.in_order()], suffix)
+
+        return await self._ranges.answer(self._answers, request, key, make, FILES[suffix], headers)
+
 
 def joined(head: bytes, values: Iterable[bytes]) -> bytes:
     """An object that ends with a list of these values; ``head``: all before the first one."""
@@ -273,29 +303,6 @@ def within(box: Box, lat: float, lng: float) -> bool:
     return bool(across and south <= lat <= north)
 
 
-class Feeds:
-    """Handler for the list of feeds. A configuration describes its own feed only; of others only releases are known."""
-
-    def __init__(self, config: Config, view: View, answers: Answers) -> None:
-        self._view, self._answers = view, answers
-        self._configured = config.feed.name
-        note = derived_speed_note(config.relation, config.feed.speeds)
-        self._described = {
-            "feed": config.feed.name,
-            "map": config.public.map,
-            "derived_speeds": config.feed.derivation,
-            "note": note,
-        }
-
-    @get("/feeds", "listFeeds", {JSON: "FeedList"}, tag="Feeds")
-    async def listed(self, request: web.Request) -> web.Response:
-        """Feeds, what their maps are for, and which of their speeds are derived from positions."""
-        feeds = [{"feed": name, "map": None, "derived_speeds": None, "note": None} for name in self._view.feeds()]
-        listed = [one for one in feeds if one["feed"] != self._configured] + [self._described]
-        body = msgspec.json.encode({"feeds": sorted(listed, key=itemgetter("feed"))})
-        return await self._answers.ready(request, body, JSON)
-
-
 MAX_RANGE_BYTES = 16 << 20
 """Bytes of message values in one range: some 40 000 cells. As rows in memory they take ten times as much."""
 MAX_WAITING = 4
@@ -317,27 +324,3 @@ def bounded(feed: str, windows: list[WindowView]) -> list[WindowView]:
         title = f"the {len(windows)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
         raise Problem(413, title, "ask for a shorter range, for fewer hours, or for the windows one by one")
     return windows
-
-
-class Ranges:
-    """Writes one range after the other, so that many requests for large ranges cannot fill the memory."""
-
-    def __init__(self, view: View, answers: Answers) -> None:
-        self._view = view
-        self._answers = answers
-        self._turns = Turns("ranges", MAX_WAITING, 30)
-
-    @files(
-        "/download", "downloadRange", "Every complete window of a range of time as one {}, oldest first", FILES,
-        "from", "to", "feed", errors=(404, 413),
-    )  # fmt: skip
-    async def download(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
-        """The cells of every complete window that begins in [first, last), oldest first."""
-        windows = bounded(feed, begun_in(self._view, feed, first, last)[::-1])
-        key = key_of("range", suffix, [window.tag for window in windows])
-        headers = attached(f".{suffix}", feed, first, last)
-
-        def make() -> bytes:
-            return table_of([value for window in windows for value in window.in_order()], suffix)
-
-        return await self._turns.answer(self._answers, request, key, make, FILES[suffix], headers)
