@@ -29,7 +29,7 @@ from stream.serve.differences import beside, from_typical
 from stream.serve.local_time import elapsed, local_length, local_start, start_at, zone_of
 from stream.serve.operations import files, get
 from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, attached, key_of
-from stream.serve.window_store import CloseMarker, View, WindowView, history, marker_of
+from stream.serve.window_store import CloseMarker, View, WindowView, marker_of
 
 Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]
 """Why there is no window to compare with; ``OtherDay`` of ``schemas.toml`` says what each means."""
@@ -244,7 +244,7 @@ class Hexagons:
         key = key_of("cell", cell, feed, self._view.generation, limit)
 
         def make() -> bytes:
-            past = history(windows, cell)[-limit:]
+            past = [one.cells[cell] for one in reversed(windows) if one.complete and cell in one.cells][-limit:]
             return joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past, cells_of(past)))
 
         return await self._lists.answer(self._selections, request, key, make, JSON)
