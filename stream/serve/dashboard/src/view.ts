@@ -90,26 +90,12 @@ export class View {
   }
 
   /** What the server's configuration says of the feed; nothing of another one. */
-  private get own(): Settings | null {
-    return this.settings?.feed === this.feed ? this.settings : null;
-  }
-
-  /** Which speeds of the feed are derived; null where nothing is known of it. */
-  get derivedSpeeds(): Settings['derived_speeds'] {
-    return this.own?.derived_speeds ?? null;
-  }
-
-  get alerting(): boolean {
-    return this.own?.alerting ?? false;
-  }
-
-  /** Whether the server knows scheduled speeds of the feed. */
-  get scheduling(): boolean {
-    return this.own?.scheduled ?? false;
+  get own(): Partial<Settings> {
+    return this.settings?.feed === this.feed ? this.settings : {};
   }
 
   get opens(): 'now' | 'typical' {
-    return this.own?.map === 'typical' ? 'typical' : 'now';
+    return this.own.map === 'typical' ? 'typical' : 'now';
   }
 
   setWindow(window: WindowCells, beside: Beside = NOTHING): void {
@@ -129,13 +115,13 @@ export class View {
   async readBeside({ window: { start }, histograms }: WindowSummary) {
     const [failures, mechanism]: [string[], string | undefined] = [[], histograms[0]];
     let refused = '';
-    const read = <Read>(isWanted: boolean, ask: () => Promise<Read>, failed: (reason: string) => unknown): Promise<Read | null> =>
+    const read = <Read>(isWanted: boolean | undefined, ask: () => Promise<Read>, failed: (reason: string) => unknown): Promise<Read | null> =>
       isWanted ? ask().catch((error: unknown) => (failed(api.reasonOf(error)), null)) : Promise.resolve(null);
     const [other, scheduled, alerts, heat] = await Promise.all([
       read(this.chosenScheme === 'day' && this.statistic !== 'spread', () => api.otherDay(this.feed, start, STATISTICS[this.statistic], this.day),
         (reason) => failures.push(say('day.failed', { reason }))),
-      read(this.scheduling, () => api.scheduled(this.feed, start), (reason) => failures.push(say('scheduled.failed', { reason }))),
-      read(this.alerting, () => api.alerts(this.feed, start), (reason) => (refused = reason)),
+      read(this.own.scheduled, () => api.scheduled(this.feed, start), (reason) => failures.push(say('scheduled.failed', { reason }))),
+      read(this.own.alerting, () => api.alerts(this.feed, start), (reason) => (refused = reason)),
       read(this.drawn.heat && mechanism !== undefined, () => api.heat(this.feed, start, mechanism!), (reason) => failures.push(reason)),
     ]);
     return { other, scheduled, alerts, refused, heat, failures };
@@ -255,7 +241,7 @@ export class View {
   offers(scheme: Scheme): boolean {
     if (scheme === 'now' || this.over) return scheme === 'now';
     if (scheme === 'day') return !this.modelledAlone && this.statistic !== 'spread' && (otherValue()?.lower ?? 0) >= 0;
-    return this.statistic === 'mean' && (scheme === 'scheduled' ? this.scheduling && !otherValue() : this.has.typical);
+    return this.statistic === 'mean' && (scheme === 'scheduled' ? Boolean(this.own.scheduled) && !otherValue() : this.has.typical);
   }
 
   get scheme(): Scheme {
