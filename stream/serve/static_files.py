@@ -160,7 +160,7 @@ class Pages:
             "network": city.drawn,
             "street_names": city.writes_names,
             "attribution": city.attribution,
-            "areas": city.divided,
+            "areas": bool(city.by_name),
             "scheduled": city.timed,
         }
 

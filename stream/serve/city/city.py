@@ -122,20 +122,11 @@ class City:
         }
         self._facts = {name: (body, key_of(body)) for name, body in bodies.items()}
 
-    @property
-    def divided(self) -> bool:
-        """Whether there are areas."""
-        return bool(self.by_name)
-
     @_facts
     async def fact(self, request: web.Request, fact: str) -> web.Response:
         """What the operator's files say, which does not change while the service runs."""
         body, key = self._facts[fact]
         return await self._answers.ready(request, body, _FACTS[fact][1], key)
-
-    def _is_timed(self, window: WindowView) -> bool:
-        """Whether the timetable says something about a window: it is of the configured feed, and of speeds."""
-        return window.feed == self._feed and value_of(window) == SPEED
 
     @get(
         "/windows/{window}/scheduled", "getScheduledSpeeds", {JSON: "ScheduledSpeeds"}, "feed",
@@ -145,11 +136,11 @@ class City:
         """Scheduled speeds of the released cells of one window, in its hours."""
         known = known_window(self._view, window, feed)
         key, service, values = key_of("scheduled", known.tag), self._service, known.in_order()
-        said = known.stated
+        said, is_timed = known.stated, feed == self._feed and value_of(known) == SPEED
 
         def make() -> bytes:
             hours = hours_of(known.start, known.end, self._zone)
-            cells = cells_of(values if self._is_timed(known) else [])
+            cells = cells_of(values if is_timed else [])
             speeds = service.speeds(hours, ((cell.cell, cell.excludes) for cell in cells))
             judged = from_schedule(cells, {row["cell"]: row["value"] for row in speeds}, bounds_of(known).upper)
             for row in speeds:
