@@ -36,8 +36,7 @@ from stream.local import die_with_parent
 from stream.logs import configure_logs
 from stream.messages.message import Message, rejected_message
 from stream.offline import LinePublisher, claim_feed
-from stream.protocol.parts import ContentError, signer_of, statistics_of
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ContentError, ReleaseProtocol, signer_of, statistics_of
 from stream.sources.delivery import Pacer, Progress, deliver
 from stream.sources.messages import Messages
 from stream.statistics.plan import PlanError

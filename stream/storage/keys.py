@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
+from redis.asyncio import Redis
+
 from stream.config import Config
 
 
@@ -147,6 +149,19 @@ class FeedKeys:
     def terms(self, period: str) -> str:
         """Hash: the lowest budget of the period or block, and whether charges of the period depended on counts."""
         return self._shared(f"terms:{period}")
+
+
+class OfFeed:
+    """State in Redis of one feed; that of a ledger is common to all feeds that share it."""
+
+    def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
+        self._redis: Any = redis  # typed by redis-py as answering str too; this client answers bytes
+        self._keys = FeedKeys(feed, shared_ledger)
+
+    @classmethod
+    def of(cls, redis: Redis, config: Config) -> Self:
+        """The state of a configured feed."""
+        return cls(redis, config.feed.name, config.shared_ledger)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
-from stream.storage.client import run
+from stream.storage.client import Call, each, run
 from stream.storage.keys import FeedKeys, PartKeys
-from stream.storage.partitions import Call, each
 from stream.storage.release_store import Released
 from stream.windows import Slotting
 

@@ -19,8 +19,7 @@ from stream.config import Config
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.protocol.close_process import CloseReport, close_windows, publish_windows
-from stream.protocol.parts import ContentError
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ContentError, ReleaseProtocol
 from stream.statistics.plan import PlanError
 from stream.statistics.window_release import WindowStatistics
 from stream.storage.keys import FeedKeys

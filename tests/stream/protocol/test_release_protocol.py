@@ -25,9 +25,8 @@ from stream.messages.topics import create_topics
 from stream.protocol import markers, publishing
 from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import verify_ledger
-from stream.protocol.parts import ContentError
 from stream.protocol.publishing import KafkaPublisher, make_producer
-from stream.protocol.release_protocol import STEPS
+from stream.protocol.release_protocol import STEPS, ContentError
 from stream.statistics.plan import PlanError
 from stream.statistics.smoothing_state import decode_memory, encode_memory, identity
 from stream.storage.keys import FeedKeys, PartKeys

@@ -15,8 +15,7 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, Message
 from stream.offline import MemoryRows
-from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import NOBODY, PLAN_ATTEMPTS, Planning, ReleaseProtocol
+from stream.protocol.release_protocol import NOBODY, PLAN_ATTEMPTS, Planning, ReleaseProtocol, statistics_of
 from stream.statistics.plan import Plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, TermsError
