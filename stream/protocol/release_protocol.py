@@ -181,15 +181,17 @@ class ReleaseProtocol:
         released, outbox = await self.store.released_or_committed(slot)
         if released is None and outbox is None:
             try:
-                due = await self._seal(slot)
+                due = await self.window(slot)
+                await (self.sealing or self.rows.seal)(slot)
+                await self._done("seal")
                 rows = await self._read(due)
-                planned = due.planned or await self._plan(due.window, rows)
+                planned = due.planned or await self.plan(due.window, rows)
                 await self._done("plan")
                 for _ in range(PLAN_ATTEMPTS):
-                    refused = await self._charge(planned.plan)
+                    refused = await self.charge(planned.plan)
                     if refused is None:
                         break
-                    planned = await self._replaced(due.window, rows, planned, refused)
+                    planned = await self.replaced(due.window, rows, planned, refused)
                     await self._done("plan")
                 else:
                     raise LedgerError(
@@ -238,11 +240,12 @@ class ReleaseProtocol:
         if waiting is not None:
             await waiting
 
-    async def _seal(self, slot: int) -> DueWindow:
-        """Seal the slot, so that later rows are late. Returns the window, with its plan if it was planned.
+    async def window(self, slot: int) -> DueWindow:
+        """The window that begins at ``slot``. A planned window keeps its length, even if ``window.slot`` was changed
+        since.
 
-        A planned window keeps its length, even if ``window.slot`` was changed since. Raises :class:`PlanError` if no
-        window begins there, and :class:`LedgerError` if its plan counts in another unit.
+        Raises :class:`PlanError` if no window begins there, and :class:`LedgerError` if its plan counts in another
+        unit.
         """
         terms, stored = self.statistics.terms, await self.store.plan(slot)
         planned = None if stored is None else self._checked(stored)
@@ -253,8 +256,6 @@ class ReleaseProtocol:
                 "while its rows were collected; nothing was planned. Restore the old length until it is released"
             )
         planned_by_them = planned is not None and planned.plan.terms.reading.positions
-        await (self.sealing or self.rows.seal)(slot)
-        await self._done("seal")
         return DueWindow(window, terms.reading.positions or planned_by_them, planned)
 
     async def _read(self, due: DueWindow) -> WindowRows | None:
@@ -273,9 +274,9 @@ class ReleaseProtocol:
         await self._done("read")
         return rows
 
-    async def _plan(self, window: Window, rows: WindowRows | None) -> StoredPlan:
+    async def plan(self, window: Window, rows: WindowRows | None) -> StoredPlan:
         """Make and store a plan of ``window``. If another worker stored one meanwhile, that plan is returned."""
-        plan = await self._made(window, rows, NOBODY)
+        plan = await self.make(window, rows, NOBODY)
         stored = encode_plan(plan)
         try:
             with content_of(window.start, "the plan"):
@@ -284,17 +285,17 @@ class ReleaseProtocol:
             stored = encode_plan(self._withhold(plan.due, plan.budget, error))
         return self._checked(await self.store.store_plan(window.start, stored))
 
-    async def _replaced(
+    async def replaced(
         self, window: Window, rows: WindowRows | None, planned: StoredPlan, refused: IdArray
     ) -> StoredPlan:
         """Replace ``planned`` by a plan without the users in ``refused``. What was paid stays paid. Returns the plan
         that is stored then.
         """
-        plan = encode_plan(await self._made(window, rows, refused))
+        plan = encode_plan(await self.make(window, rows, refused))
         stored = await self.store.replace_plan(window.start, planned.stored, plan)
-        return await self._plan(window, rows) if stored is None else self._checked(stored)
+        return await self.plan(window, rows) if stored is None else self._checked(stored)
 
-    async def _made(self, window: Window, rows: WindowRows | None, refused: IdArray) -> Plan:
+    async def make(self, window: Window, rows: WindowRows | None, refused: IdArray) -> Plan:
         """A plan by the ledger and its terms of the period, without the users in ``refused``.
 
         A higher budget takes effect with the next period; so does any other one if feeds share the ledger. If no plan
@@ -342,7 +343,7 @@ class ReleaseProtocol:
             )
         return StoredPlan(plan, stored)
 
-    async def _charge(self, plan: Plan) -> IdArray | None:
+    async def charge(self, plan: Plan) -> IdArray | None:
         """Charge all users of ``plan``. Returns None once all have paid, else the users whose budget does not cover the
         charge; the plan must then not be drawn.
 

@@ -44,7 +44,7 @@ class Variant(NamedTuple):
 
 SHIPPED = Variant("as shipped")
 
-_CHARGE, _DRAW = "refused = await self._charge(planned.plan)\n", "drawn = await self._draw(planned.plan, rows)\n"
+_CHARGE, _DRAW = "refused = await self.charge(planned.plan)\n", "drawn = await self._draw(planned.plan, rows)\n"
 _COMMIT, _INDENT = "await self._commit(planned.plan, drawn)\n", 16 * " "
 _EARLY = f"""messages, _ = self.statistics.compose(
 {_INDENT}    planned.plan, drawn, await self.store.memory(), await self.ledger.sequence() + 1)
