@@ -281,7 +281,7 @@ async def test_a_topic_made_after_the_start_does_not_make_the_producer_forget_th
 
 FAILING_STEPS = (
     "rows.seal", "rows.read", "statistics.arrange", "statistics.plan", "store.store_plan",
-    "planning.charge", "ledger.charge",
+    "charge", "ledger.charge",
     "statistics.draw", "statistics.compose", "store.commit", "publisher.publish",
     "publisher.confirm", "store.remember",
     "rows.drop_rows", "store.forget",
