@@ -28,8 +28,7 @@ from stream.config import Config
 from stream.config.feed import MAX_FUTURE, ORIGIN_DEGREES
 from stream.config.section import BoundingBox
 from stream.config.value import QUANTUM
-from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
-from stream.ingestion.events import Leading, Read
+from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, Leading, Read, elements, may_hold_several
 from stream.ingestion.formats import (
     OF_FIX,
     ROLES,

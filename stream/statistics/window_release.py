@@ -36,7 +36,7 @@ from stream.statistics.pipeline import (
 from stream.statistics.plan import NO_IDS, Allowance, Due, Plan, PlanError, require_storable
 from stream.statistics.residual_clipping import with_ranges
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
-from stream.statistics.values.cell_means import highest_means, worst_biases
+from stream.statistics.values.cell_statistics import highest_means, worst_biases
 from stream.statistics.values.draw import draw_values
 from stream.statistics.values.plan import plan_gaussian, plan_values
 from stream.statistics.window_rows import WindowRows

@@ -28,8 +28,7 @@ from stream.messages.message import (
 from stream.statistics.columns import DECIMALS, VARIANCE_GRID
 from stream.statistics.merging import by_planned_cells, widths
 from stream.statistics.plan import Plan, PlanError, counts_digest, decode_plan, encode_plan
-from stream.statistics.values.cell_means import MECHANISMS
-from stream.statistics.values.cell_statistics import planned_statistics
+from stream.statistics.values.cell_statistics import MECHANISMS, planned_statistics
 from stream.statistics.window_rows import contributions_of
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
