@@ -137,14 +137,6 @@ class Tree:
         """Indices of nodes without children."""
         return np.flatnonzero(~self.parents)
 
-    def path_costs(self) -> IntArray:
-        """µε spent on the way from the root to each leaf, shape (leaves,)."""
-        cost = self.spent.copy()
-        for level in range(1, len(self.starts) - 1):
-            here = slice(self.starts[level], self.starts[level + 1])
-            cost[here] += cost[self.parent[here]]
-        return np.asarray(cost[self.leaves], dtype=np.int64)
-
     @property
     def parents(self) -> npt.NDArray[np.bool_]:
         """Which nodes have children, shape (M,)."""

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from dpcore.spatial import (
     HTF,
     AdaptiveGrid,
@@ -17,6 +19,7 @@ from dpcore.spatial import (
     Uniform,
     UniformGrid,
 )
+from dpcore.spatial.partition import Tree
 
 
 def every_mechanism(sizes: tuple[int, ...], queries: Rectangles) -> dict[str, SpatialMechanism]:
@@ -44,3 +47,11 @@ def every_mechanism(sizes: tuple[int, ...], queries: Rectangles) -> dict[str, Sp
         "auto": Auto(),
         "auto relative": Auto("relative"),
     }
+
+
+def path_costs(tree: Tree) -> np.ndarray:
+    """µε spent on the way from the root to each leaf, shape (leaves,)."""
+    cost = tree.spent.copy()
+    for here in tree.levels[1:]:
+        cost[here] += cost[tree.parent[here]]
+    return cost[tree.leaves]

@@ -7,6 +7,7 @@ from dpcore.spatial.grids import haar, inverse_haar
 from dpcore.spatial.htf import QUANTUM, RankedCells, split_costs, split_sensitivity
 from dpcore.spatial.partition import LevelDraws, grow, image_of, split_boxes, whole
 from dpcore.spatial.trees import Candidates, median_costs
+from tests.dpcore.spatial.mechanisms import path_costs
 
 DOMAIN = Domain.unit_cells(16, 16)
 
@@ -36,7 +37,7 @@ def test_a_tree_grows_below_the_divided_boxes_alone_and_hands_every_level_its_tr
         assert counts[x0:x1, y0:y1].sum() == noisy
     assert np.array_equal(tree.parents[: tree.starts[3]], tree.counts[: tree.starts[3]] > 100)
     assert tree.counts[tree.leaves].sum() == counts.sum()
-    assert tree.path_costs().max() == 1111
+    assert path_costs(tree).max() == 1111
 
 
 def test_the_cost_of_a_median_is_its_definition_and_a_point_moves_it_by_one():
