@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +46,16 @@ async def start_client(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
     finally:
         if not started:
             await client.stop()
+
+
+@asynccontextmanager
+async def started(client: Client) -> AsyncIterator[Client]:
+    """A client of Kafka that runs within the context, started as by :func:`start_client`."""
+    await start_client(client)
+    try:
+        yield client
+    finally:
+        await client.stop()
 
 
 async def connect(make: Callable[[], Client], stopping: Callable[[], bool]) -> Client:

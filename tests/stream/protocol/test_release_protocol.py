@@ -262,7 +262,7 @@ async def test_a_topic_made_after_the_start_does_not_make_the_producer_forget_th
     kafka, topic_name, monkeypatch
 ):
     old, new = f"{topic_name}-old", f"{topic_name}-new"
-    monkeypatch.setattr(publishing, "OUTPUTS", (old, new))
+    monkeypatch.setattr(publishing, "OUTPUT_TOPICS", (old, new))
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
     await admin.start()
     await admin.create_topics([NewTopic(old, 1, 1)])
