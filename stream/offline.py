@@ -220,8 +220,7 @@ async def _release(
     started: float,
     file_format: str,
 ) -> OfflineSummary:
-    redis = Redis.from_url(url)
-    try:
+    async with Redis.from_url(url) as redis:
         fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
         ledger = await claim_feed(config, redis, fingerprint, file_format)
         # Also a higher one than before: this Redis runs for one replay alone, so no worker with a lower one uses it.
@@ -243,8 +242,6 @@ async def _release(
         already = await _close_each(protocol, slots)
         aside = await protocol.store.reasons()
         charged = {period: await ledger.total(period) for period in await ledger.periods()}
-    finally:
-        await redis.aclose()
     return OfflineSummary(
         events=events - refused.total(),
         refused=dict(refusals.counts + refused),

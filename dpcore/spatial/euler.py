@@ -102,10 +102,9 @@ class EulerHistogram:
 
     def _blocks(self, rectangles: Rectangles) -> tuple[IntGrid, ...]:
         rectangles.require_inside(self.domain)
-        columns = (rectangles.x0, rectangles.x1, rectangles.y0, rectangles.y1)
-        if not all(np.array_equal(column, np.floor(column)) for column in columns):
+        if rectangles.whole_edges is None:
             raise QueryError("a query cuts through cells; an Euler histogram answers for whole cells only")
-        return tuple(column.astype(np.int64) for column in columns)
+        return rectangles.whole_edges
 
     def answers(self, rectangles: Rectangles) -> FloatArray:
         """Regions that meet each rectangle of whole cells, shape (Q,); raises ``QueryError`` for others."""
