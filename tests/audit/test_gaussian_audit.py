@@ -106,17 +106,6 @@ def test_renyi_divergences_of_planned_noise_are_at_most_the_charge_and_exactly_i
             assert interval.high - interval.low < Decimal(10) ** -35
 
 
-@pytest.mark.parametrize(("sensitivity", "rho"), SCALES)
-def test_half_the_scale_or_a_forgotten_sensitivity_loses_more_than_is_charged(sensitivity, rho):
-    t, s = gaussian_ratio(sensitivity, rho)
-    halved, order = Fraction(t * t, 4 * s * s), Fraction(2)
-    interval = divergence(discrete(halved), sensitivity, order, reach_of(halved, sensitivity, order) + 40)
-    assert Fraction(interval.low) > 3 * order * Fraction(rho, NANO)
-    whole = Fraction(t * t, s * s)
-    moved = divergence(discrete(whole), 2 * sensitivity, order, reach_of(whole, 2 * sensitivity, order))
-    assert Fraction(moved.low) > 3 * order * Fraction(rho, NANO), "a user who moves twice what was planned"
-
-
 class Told(Noise):
     """The proposals are given and every event happens, so that the exponents of the events can be recorded."""
 
@@ -214,24 +203,29 @@ def delta_of_windows(sigma: float, windows: int, epsilon: float) -> float:
     return float(np.maximum(total - np.exp(epsilon + np.minimum(-ratio, 600)) * total, 0).sum())
 
 
-@pytest.mark.parametrize(("rho", "windows"), [(50_000_000, 8), (5_000_000, 24), (500_000_000, 2), (125_000_000, 1)])
-@pytest.mark.parametrize("delta", [1e-5, 1e-6, 1e-8])
+@pytest.mark.parametrize(
+    ("rho", "windows"), [(10_000, 1), (50_000_000, 8), (5_000_000, 24), (500_000_000, 2), (4 * NANO, 1)]
+)
+@pytest.mark.parametrize("delta", [1e-5, 1e-6, 1e-8, 1e-12])
 def test_the_epsilon_stated_for_a_period_holds_for_the_whole_transcript_and_rho_taken_for_epsilon_does_not(
     rho, windows, delta
 ):
     t, s = gaussian_ratio(1, rho)
-    stated = epsilon_of_rho(windows * rho, delta)
+    stated, composed = epsilon_of_rho(windows * rho, delta), windows * rho / NANO
     assert delta_of_windows(t / s, windows, stated) <= delta
-    planted = windows * rho / NANO
-    assert delta_of_windows(t / s, windows, planted) > 100 * delta, "ρ stated as ε is no promise"
+    assert stated <= composed + 2 * math.sqrt(composed * math.log(1 / delta)), "the simple bound"
+    assert delta_of_windows(t / s, windows, composed) > 100 * delta, "ρ stated as ε is no promise"
     forgotten = epsilon_of_rho(rho, delta)
     assert windows == 1 or delta_of_windows(t / s, windows, forgotten) > 10 * delta, "composition forgotten"
     true = optimize.brentq(lambda e: delta_of_windows(t / s, windows, e) - delta, 0, stated + 1)
-    assert true <= stated <= 1.25 * true + 0.02, (true, stated)
+    assert true <= stated, (true, stated)
+    assert stated <= 1.25 * true + 0.02 or t < s / 2, "of so little noise few numbers occur"
 
 
 @pytest.mark.false_alarm(0)
-def test_opendp_gives_the_same_rho_for_the_same_noise():
+def test_opendp_gives_the_same_rho_for_the_same_noise_and_converts_it_alike():
+    """Its map from zCDP to (ε, δ) states 0.6880024554878086 at scale 4, δ = 10⁻³."""
+    assert epsilon_of_rho(NANO // 32, 1e-3) == pytest.approx(0.6880024554878, abs=1.1e-6)
     import opendp.prelude as opendp  # these imports take a second and only this test needs them
 
     opendp.enable_features("contrib")
@@ -241,3 +235,6 @@ def test_opendp_gives_the_same_rho_for_the_same_noise():
         theirs = opendp.m.make_gaussian(*space, scale=t / s).map(float(sensitivity))
         ours = int(gaussian_losses(np.array([sensitivity]), t, s)[0]) / NANO
         assert theirs * (1 - 1e-12) <= ours <= theirs + 1.000001e-9
+    for sigma, delta in [(2.0, 1e-6), (10.0, 1e-6), (0.5, 1e-9)]:
+        theirs = opendp.c.make_zCDP_to_approxDP(opendp.m.make_gaussian(*space, scale=sigma)).map(1.0).epsilon(delta)
+        assert theirs - 1e-9 <= epsilon_of_rho(math.ceil(NANO / (2 * sigma * sigma)), delta) <= theirs + 2e-6

@@ -3,8 +3,7 @@ Transcripts of several due windows and a short budget show neither what was due 
 
 Black box: two windows in which one user of every town has all values 0, or all at U. n = 20 000 samples per side, half
 of them tested at α = 1e-4 (:mod:`tests.audit.blackbox`); at ε = 1 spread over up to four numbers half the noise is
-bounded by about 1.3 to 1.6, and the tape is recorded. Exact: the same draw with noise 0, which leaves the integers
-visible, for every user of random windows; no samples, power 1.
+bounded by about 1.3 to 1.6, and the tape is recorded. Exact transcripts: :mod:`tests.audit.test_values_zcdp_audit`.
 
 Every way in which three windows become due, over the worker's own service, the real protocol and a real server: all at
 once, one by one, while a window is drawn. The budget pays for two of the three.
@@ -34,13 +33,12 @@ from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ROW
 from tests.audit.blackbox import FloatArray, Pooled, assert_caught_within, assert_private, epsilon_lower_bound
 from tests.audit.shipped import Event, HalfTheScale, Towns, drawn, recorded
-from tests.audit.values_losses import SETTINGS, TREES, U, fleet, worst_share
-from tests.dpcore.silence import Silence
-from tests.support.builders import SLOT, bus_config, random_rows
+from tests.audit.values_transcripts import OF_A_WINDOW, U, fleet
+from tests.support.builders import SLOT, bus_config
 from tests.support.closing import Collected
 from tests.support.nightly import nightly_but
 from tests.support.participating import riders
-from tests.support.releasing import draw, planned
+from tests.support.releasing import planned
 from tests.support.tapes import tape
 
 TOWNS, DRAWS = 800, 25
@@ -54,11 +52,11 @@ def town(own: int) -> list[Event]:
     return [(0, 1, own), (0, 1, own), (1, 1, own), (0, 2, 0), (0, 2, 0), (0, 3, 0), (1, 3, 0), (1, 4, 0), (1, 4, 0)]
 
 
-@pytest.mark.parametrize("name", nightly_but(READ_IN_EVERY_RUN, SETTINGS))
+@pytest.mark.parametrize("name", nightly_but(READ_IN_EVERY_RUN, OF_A_WINDOW))
 def test_no_reader_of_a_window_learns_more_of_a_users_values_than_they_are_charged_and_half_the_noise_tells_more(
     tmp_path, name
 ):
-    config, towns = fleet(tmp_path, **SETTINGS[name]), Towns.unlisted(TOWNS, 2)
+    config, towns = fleet(tmp_path, **OF_A_WINDOW[name]), Towns.unlisted(TOWNS, 2)
     sides = [planned(config, towns.rows(town(own))) for own in (0, U)]
     (plan, _), (other, _) = sides
     assert plan.digest == other.digest, "the plan looked at values"
@@ -106,36 +104,6 @@ def test_single_cell_means_are_private_together_and_with_half_the_noise_are_not(
     assert_private(epsilon_lower_bound(*outputs(Pooled(tape(5)), 40)), towns.charge(plan, 1))
     half = Pooled(tape(6), shrink=2)
     assert_caught_within(40, lambda draws: outputs(half, draws), towns.charge(plan, 1))
-
-
-@pytest.mark.parametrize("seed", nightly_but([0, 1], range(4)))
-@pytest.mark.parametrize(
-    "name", [*(name for name in SETTINGS if SETTINGS[name].get("speed.statistics") != ["mean"]), *TREES]
-)
-def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charge(
-    tmp_path, seed, name, record_property
-):
-    worst = worst_share(fleet(tmp_path, **(SETTINGS | TREES)[name]), seed)
-    record_property("loss", {"worst": float(worst), "charged": 1.0})
-    assert worst <= 1
-
-
-def test_a_user_who_cannot_pay_for_a_whole_window_is_not_in_its_numbers(tmp_path):
-    """Exact: one µε short of a grant, a user's values change nothing; with it, they do and are charged."""
-    config = fleet(tmp_path)
-    grant, rows = config.window_grant, random_rows(2, 40, users=7)
-    changed = rows.copy()
-    user = int(rows["user"][0])
-    changed["value"][rows["user"] == user] = np.where(rows["value"][rows["user"] == user] > U / 2, 0, U)
-    for left, silent in ((grant - 1, True), (grant, False)):
-        budgets = np.full(len(np.unique(rows["user"])), 24 * grant)
-        budgets[np.unique(rows["user"]) == user] = left
-        plan, contributions = planned(config, rows, budgets)
-        other, other_contributions = planned(config, changed, budgets)
-        columns, others = draw(plan, contributions, Silence()), draw(other, other_contributions, Silence())
-        same = all((columns[name].raw == others[name].raw).all() for name in columns)
-        assert same == silent
-        assert (plan.charges[plan.users == user] == 0).all() == silent
 
 
 def test_drawing_twice_from_one_plan_gives_fresh_noise(tmp_path):

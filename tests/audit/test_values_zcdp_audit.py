@@ -1,5 +1,5 @@
-"""Relation "values" under zCDP and with rolling grants on the shipped path: forced transcripts over three windows, in
-exact arithmetic.
+"""Relation "values" under pure ε, under zCDP and with rolling grants on the shipped path: forced transcripts over three
+windows, in exact arithmetic.
 
 One world is released with real noise, window after window: ledger, plan, draw, messages, memory. Its transcript is
 forced on worlds in which one user has other values everywhere. Given the same outputs, their plans must be the same
@@ -20,12 +20,15 @@ from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
 from tests.audit.shipped import recorded
 from tests.audit.values_transcripts import (
+    OF_A_WINDOW,
     PURE,
     PURE_RESIDUAL,
     SETTINGS,
+    TREES,
     U,
     World,
     combined,
+    fleet,
     integers_of,
     others,
     overspent,
@@ -38,7 +41,8 @@ from tests.support.nightly import nightly, nightly_but
 
 @pytest.mark.parametrize("seed", nightly_but([0], [0, 10]))
 @pytest.mark.parametrize(
-    "name", [nightly(name) if name == "merged" else name for name in (*SETTINGS, PURE, PURE_RESIDUAL)]
+    "name",
+    [nightly(name) if name == "merged" else name for name in (*OF_A_WINDOW, *TREES, *SETTINGS, PURE, PURE_RESIDUAL)],
 )
 def test_no_user_loses_more_over_three_windows_than_they_are_charged(tmp_path, name, seed, record_property):
     losses, world = worst_losses(settings_of(name, tmp_path), seed)
@@ -109,13 +113,17 @@ def test_the_grant_of_another_user_is_caught(tmp_path, monkeypatch, name):
         assert (max(world.spent.values()) > world.config.privacy.ledger_budget) is caught
 
 
-def test_a_user_without_budget_is_not_in_the_numbers_and_pays_nothing(tmp_path):
-    world = World(live_config(tmp_path))
-    rows = random_rows(3, 40, users=7)
-    user = int(rows["user"][0])
-    world.spent[user] = world.config.privacy.ledger_budget
-    plan, read = world.plan(rows, SLOT)
-    exact, *_ = integers_of(plan, read, recorded(1))
-    assert plan.charges[plan.users == user].tolist() == [0]
-    for changed in others(rows, user, 1):
-        assert np.array_equal(exact, integers_of(plan, world.plan(changed, SLOT)[1], recorded(1))[0])
+@pytest.mark.parametrize(("build", "short"), [(fleet, 1), (live_config, None)], ids=["one µε short", "nothing left"])
+def test_a_user_who_cannot_pay_is_not_in_the_numbers_and_pays_nothing(tmp_path, build, short):
+    """With a whole grant, or half of the budget, their values change the numbers and are charged."""
+    rows, config = random_rows(3, 40, users=7), build(tmp_path)
+    user, budget = int(rows["user"][0]), config.privacy.ledger_budget
+    enough = config.window_grant if short else budget // 2
+    for left, absent in ((enough - short if short else 0, True), (enough, False)):
+        world = World(config)
+        world.spent[user] = budget - left
+        plan, read = world.plan(rows, SLOT)
+        exact = integers_of(plan, read, recorded(1))[0]
+        assert (plan.charges[plan.users == user].tolist() == [0]) == absent
+        moved = [exact - integers_of(plan, world.plan(of, SLOT)[1], recorded(1))[0] for of in others(rows, user, 1)]
+        assert np.any(moved) != absent

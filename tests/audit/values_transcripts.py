@@ -1,7 +1,8 @@
 """Forced transcripts of relation "values" over three windows of the shipped path, in exact arithmetic: what each user
-loses at most of what they are charged."""
+loses at most of what they are charged, for their values at 0, at U and at random."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpcore import distribution
 from dpcore.accounting import NANO
 from dpcore.budget import MICRO
 from dpcore.mean import Mean
@@ -27,12 +29,34 @@ from stream.statistics.smoothing_state import Memory
 from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
 from tests.audit.shipped import recorded
-from tests.audit.values_losses import of_each_number
+from tests.dpcore.silence import Silence
 from tests.support.builders import SLOT, bus_config, live_config, random_rows
 from tests.support.releasing import due_of
 
 U = 6500
 WINDOWS = 3
+OF_A_WINDOW: dict[str, dict[str, Any]] = {
+    "as configured": {},
+    "mean": {"speed.statistics": ["mean"]},
+    "uniform": {"speed.allocation": "uniform", "speed.clipping": "none", "speed.suppression": "none"},
+    "no cap": {"speed.sum_cap": 0},
+    "as shipped, unmerged": {"speed.statistics": ["mean"], "speed.sum_cap": 1.5},
+    "a tight cap": {"speed.sum_cap": 0.4, "speed.clipping": "none"},
+    "three users at least": {"speed.min_users": 3},
+    "moving reports": {"speed.statistics": ["moving_mean", "variance", "mean"]},
+    "moving reports alone": {"speed.statistics": ["moving_mean"], "speed.clipping": "none"},
+}
+"""Under pure ε, with ε = 1 in each window."""
+TREES: dict[str, dict[str, Any]] = {
+    "percentiles": {"speed.statistics": ["p15", "p50", "p85"]},
+    "mean and percentiles, uniform": {
+        "speed.statistics": ["mean", "p50"],
+        "speed.allocation": "uniform",
+        "speed.clipping": "none",
+        "speed.suppression": "none",
+    },
+}
+"""Settings of percentiles, whose noise is added to counts of bins."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "rolling and residual": {},
     "rolling, mean and variance": {"speed.clipping": "none", "speed.statistics": ["mean", "variance"]},
@@ -54,27 +78,47 @@ OF_PURE: dict[str, Any] = {
 Planner = Callable[..., Plan]
 
 
+def fleet(tmp_path: Path, **settings: Any) -> Config:
+    """The hourly bus-fleet.toml at ε = 1 per window."""
+    return bus_config(tmp_path, **{"privacy.epsilon": 1.0, "privacy.budget": 24.0} | settings)
+
+
 def settings_of(name: str, tmp_path: Path) -> Config:
     """The configuration of an audit."""
     if name in SETTINGS:
         return live_config(tmp_path, **SETTINGS[name])
+    if name in OF_A_WINDOW | TREES:
+        return fleet(tmp_path, **(OF_A_WINDOW | TREES)[name])
     residual = {"speed.clipping": "residual", "speed.sum_cap": 0.0} if name == PURE_RESIDUAL else {}
     return bus_config(tmp_path, **OF_PURE | residual)
 
 
 @dataclass
 class Combined:
-    """The integers of every statistic of a window, in the order of the plan's scales."""
+    """What a window adds noise to: the integers of every statistic in the order of the plan's scales, and the counts of
+    the trees of percentiles with 1/b of each."""
 
     integers: list[np.ndarray] = field(default_factory=list)
     noise: list[np.ndarray] = field(default_factory=list)
+    nodes: list[np.ndarray] = field(default_factory=list)
+    of_nodes: list[Fraction] = field(default_factory=list)
 
 
 @contextmanager
-def combined() -> Any:
+def combined() -> Iterator[Combined]:
     """While the block runs, records what the shipped draw adds its noise to."""
     seen = Combined()
+    original_levels = distribution.noisy_levels
+
+    def levels_of(tree: Any, levels: Any, scales: Any, noise: Any) -> Any:
+        for i, (level, real) in enumerate(zip(levels, tree.real_nodes(), strict=True)):
+            seen.nodes.append(level[:, :real].ravel())
+            of_cells = zip(scales.numerator[:, i].tolist(), scales.denominator[:, i].tolist(), strict=True)
+            seen.of_nodes.extend(Fraction(s, t) for t, s in of_cells for _ in range(real))
+        return original_levels(tree, levels, scales, noise)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distribution, "noisy_levels", levels_of)
         for kind in (Mean, ResidualMean, MovingMean, Variance):
             original = kind.draw
 
@@ -86,6 +130,19 @@ def combined() -> Any:
 
             patch.setattr(kind, "draw", draw)
         yield seen
+
+
+class Asked(Silence):
+    """Adds no noise and counts the scales that the draw requests, as 1/b."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = Counter[Fraction]()
+
+    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+        scales = np.broadcast_arrays(np.asarray(numerator), np.asarray(denominator))
+        self.rates.update(Fraction(s, t) for t, s in zip(*(column.ravel().tolist() for column in scales), strict=True))
+        return super().discrete_laplace(numerator, denominator, size)
 
 
 class World:
@@ -101,7 +158,11 @@ class World:
         read = WindowRows.of(rows, due.terms.reading)
         left = np.array([budget - self.spent.get(user, 0) for user in read.counts.users.tolist()], dtype=np.int64)
         left = plan.spendable(left, read.counts.users, due, budget)
-        return self.planner(read, due, Allowance(left, budget), memory=self.memory), read
+        made = self.planner(read, due, Allowance(left, budget), memory=self.memory)
+        privacy = self.config.privacy
+        grant = privacy.ledger_grant if privacy.admission == "first-come" else budget
+        assert made.charges.max(initial=0) <= grant
+        return made, read
 
     def charge(self, plan: Plan) -> None:
         """Charge the users of a plan."""
@@ -109,12 +170,27 @@ class World:
             self.spent[user] = self.spent.get(user, 0) + charge
 
 
-def integers_of(plan: Plan, read: WindowRows, noise: Noise) -> tuple[np.ndarray, dict[str, Any], Any]:
-    """(Integers, columns, contributions) of the shipped draw."""
+def of_each_number(plan: Plan, scales: np.ndarray) -> np.ndarray:
+    """The planned ``scales`` (statistics · C) for each integer without a tree, flat; moving reports have two each."""
+    names = [name for name in ("mean", "moving_mean", "variance") if name in plan.terms.speed.statistics]
+    scales = scales[: len(names) * len(plan.cells)]  # those of trees follow
+    numbers = [2 if name == "moving_mean" else 1 for name in names]
+    return np.repeat(scales.reshape(-1, len(plan.cells)), numbers, axis=0).ravel()
+
+
+def rates_of(plan: Plan, of_nodes: list[Fraction]) -> list[Fraction]:
+    """1/b, or 1/σ, of the noise on each integer of :func:`integers_of`; 0 where there is none."""
+    scales = (of_each_number(plan, part).tolist() for part in (plan.numerators, plan.denominators))
+    return [Fraction(s, t) if t else Fraction(0) for t, s in zip(*scales, strict=True)] + of_nodes
+
+
+def integers_of(plan: Plan, read: WindowRows, noise: Noise) -> tuple[np.ndarray, list[Fraction], dict[str, Any], Any]:
+    """(Integers, 1/b of each, columns, contributions) of the shipped draw."""
     contributions = by_planned_cells(plan, read.as_planned(plan).contributions)
     with combined() as seen:
         columns = speed_of(plan.terms).draw(plan, contributions, noise)
-    return np.concatenate([exact.ravel() for exact in seen.integers]), columns, contributions
+    exact = [part.ravel() for part in (*seen.integers, *seen.nodes)]
+    return np.concatenate(exact), rates_of(plan, seen.of_nodes), columns, contributions
 
 
 def others(rows: np.ndarray, user: int, seed: int) -> list[np.ndarray]:
@@ -136,20 +212,20 @@ def worst_losses(config: Config, seed: int, planner: Planner = plan_window) -> t
         slot = SLOT + 3600 * number
         rows = random_rows(seed + number, 40, users=7, slot=slot)
         plan, read = world.plan(rows, slot)
-        exact, columns, contributions = integers_of(plan, read, noise)
+        exact, rates, columns, contributions = integers_of(plan, read, noise)
         power, unit = (2, NANO // 2) if plan.gaussian else (1, MICRO)
-        ratio = [
-            Fraction(int(s), int(t)) ** power * unit if t else None
-            for t, s in zip(*(of_each_number(plan, part) for part in (plan.numerators, plan.denominators)), strict=True)
-        ]
+        costs = [rate**power * unit for rate in rates]
+        if not plan.gaussian:
+            integers_of(plan, read, asked := Asked())
+            assert asked.rates == Counter(rate for rate in rates if rate), "other noise is drawn than was planned"
         for user in plan.users.tolist():
             worst = Fraction(0)
             for changed in others(rows, user, seed):
                 other, other_read = world.plan(changed, slot)
                 assert other.digest == plan.digest, "the plan looked at values"
                 moved = exact - integers_of(plan, other_read, recorded(0))[0]
-                assert all(ratio[at] is not None for at in np.flatnonzero(moved)), "a number moved that has no noise"
-                loss = sum((abs(int(moved[at])) ** power * ratio[at] for at in np.flatnonzero(moved)), Fraction(0))
+                assert all(costs[at] for at in np.flatnonzero(moved)), "a number moved that has no noise"
+                loss = sum((abs(int(moved[at])) ** power * costs[at] for at in np.flatnonzero(moved)), Fraction(0))
                 worst = max(worst, loss)
             total[user] = total.get(user, Fraction(0)) + worst
         world.charge(plan)

@@ -20,8 +20,16 @@ from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import contributing, draw_histograms, exact_counts
 from stream.statistics.plan import Plan
 from tests.audit import participation_transcripts
-from tests.audit import values_transcripts as rolling
-from tests.audit.values_losses import SETTINGS, TREES, Asked, fleet, worst_share
+from tests.audit.values_transcripts import (
+    OF_A_WINDOW,
+    PURE,
+    PURE_RESIDUAL,
+    SETTINGS,
+    TREES,
+    Asked,
+    settings_of,
+    worst_losses,
+)
 from tests.audit.worlds import AREA, honest, small_world, small_zcdp_world, worst_loss
 from tests.support.builders import SLOT, located_rows, with_histograms
 from tests.support.releasing import planned_with_fixes
@@ -51,13 +59,13 @@ def worst_share_of_histograms(config: Config, seed: int = 0) -> Fraction:
         rows = located_rows(seed + number, 60, users=8, slot=slot)
         plan, fixes = planned(rows, slot)
         draw_histograms(plan, fixes, asked := Asked())
-        ((t, s),) = set(asked.scales)
+        (rate,) = asked.rates
         exact, terms = integers(plan, fixes), plan.terms.histogram
         assert terms is not None
         payers = set(contributing(plan, fixes).users.tolist())
         for user in plan.users.tolist():
             moved = np.abs(exact - integers(*planned(rows[rows["user"] != user], slot))).sum()
-            lost[user] = lost.get(user, Fraction(0)) + Fraction(int(moved) * s, t)
+            lost[user] = lost.get(user, Fraction(0)) + int(moved) * rate
             paid[user] = paid.get(user, 0) + terms.cost * (user in payers)
         for user, charge in zip(plan.users.tolist(), plan.charges.tolist(), strict=True):
             spent[user] = spent.get(user, 0) + charge
@@ -65,14 +73,14 @@ def worst_share_of_histograms(config: Config, seed: int = 0) -> Fraction:
     return max(loss * 1_000_000 / paid[user] if paid[user] else loss * 10**9 for user, loss in lost.items())
 
 
-PURE = [
+OF_EPSILON = [
     ("share", ["mean", "variance", "p50"], {}),
     ("share", ["mean", "variance", "p50"], AREA),
     ("user", ["mean", "p85"], {}),
     ("sample", ["mean", "variance"], {}),
     ("share", ["mean", "moving_mean"], {}),
 ]
-RHO = [
+OF_RHO = [
     ("share", ["mean", "variance"], {}),
     ("share", ["mean"], AREA | {"rho_budget": 0.2}),
     ("user", ["mean", "p85"], {}),
@@ -86,7 +94,10 @@ def main() -> None:
     print("| relation | settings | statistics | worst loss / charge |\n|---|---|---|---|")
     with TemporaryDirectory() as name:
         folder = Path(name)
-        for unit, cases, world, per_one in (("ε", PURE, small_world, 10**6), ("ρ", RHO, small_zcdp_world, NANO)):
+        for unit, cases, world, per_one in (
+            ("ε", OF_EPSILON, small_world, 10**6),
+            ("ρ", OF_RHO, small_zcdp_world, NANO),
+        ):
             for weight, statistics, settings in cases:
                 config = world(folder, weight, statistics, **settings)
                 ratio = worst_loss(config, honest) / Fraction(config.privacy.ledger_budget, per_one)
@@ -98,17 +109,12 @@ def main() -> None:
                     participation_transcripts.config_of(folder, weight, accounting)
                 )
                 row(f'"participation", {unit}', f'residual, weight = "{weight}"', "mean, p50", max(shares))
-        for case, given in (SETTINGS | TREES).items():
-            if given.get("speed.statistics") != ["mean"]:
-                config = fleet(folder, **given)
-                worst = max(worst_share(config, seed) for seed in range(8))
-                row('"values", ε', case, ", ".join(config.speed.statistics), worst)
-        for case in (*rolling.SETTINGS, rolling.PURE, rolling.PURE_RESIDUAL):
-            config, worst = rolling.settings_of(case, folder), Fraction(0)
+        for case in (*OF_A_WINDOW, *TREES, *SETTINGS, PURE, PURE_RESIDUAL):
+            config, worst = settings_of(case, folder), Fraction(0)
             for seed in range(2):
-                losses, after = rolling.worst_losses(config, 10 * seed)
+                losses, after = worst_losses(config, 10 * seed)
                 worst = max(worst, *(loss / after.spent[user] for user, loss in losses.items() if user in after.spent))
-            unit = "ε" if case in (rolling.PURE, rolling.PURE_RESIDUAL) else "ρ"
+            unit = "ρ" if case in SETTINGS else "ε"
             row(f'"values", {unit}', case, ", ".join(config.speed.statistics), worst)
         for relation in ("values", "participation"):
             for fixes in (1, 3):

@@ -2,7 +2,6 @@
 percentiles: of the one clipped normal law that has the given mean and variance, wherever noise has carried these."""
 
 import itertools
-from collections import defaultdict
 from fractions import Fraction
 
 import numpy as np
@@ -15,43 +14,23 @@ from dpcore.budget import MICRO
 from dpcore.cdf import ONE_SIDED, bin_edges
 from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
-from dpcore.errors import OverflowBoundError, ParameterError
 from dpcore.level_tree import LevelTree
 from dpcore.modelled_percentiles import BLOCK, MEAN_SHARES, VARIANCE_SHARES, percentiles, shrunken_variances
 from dpcore.noise import Noise
 from dpcore.scales import LaplaceScales
+from tests.dpcore.programs import group, in_one_cell, worst_changes
 from tests.dpcore.silence import Silence
-
-
-def group(samples: tuple[int, ...], values: tuple[int, ...], upper: int) -> Contributions:
-    """One cell in which user i has ``samples[i]`` of ``values``."""
-    user = np.repeat(np.arange(len(samples)), samples).astype(np.uint64)
-    return Contributions.group(
-        np.zeros(len(user), np.uint64), user, np.arange(len(user)), np.array(values), upper=upper
-    )
 
 
 @pytest.mark.parametrize("samples", [(1, 1), (2, 1), (3, 2)])
 @pytest.mark.parametrize("tree", [LevelTree(4, (2, 2)), LevelTree(4, (4,))])
 def test_no_user_moves_any_level_more_than_their_sensitivity_and_one_moves_it_as_much(samples, tree):
     """Exhaustive over values in 4 bins."""
-    distribution, owner = Distribution(3, 4), np.repeat(np.arange(len(samples)), samples)
-    levels = {
-        values: [level[0] for level in tree.levels(distribution.integers(group(samples, values, 3)))]
-        for values in itertools.product(range(4), repeat=len(owner))
-    }
-    counts = group(samples, (0,) * len(owner), 3).counts
-    claimed = distribution.sensitivities(counts, counts.samples)
-    for user in range(len(samples)):
-        alike = defaultdict(list)  # the others' values -> levels for every choice of the user's own
-        for values, drawn in levels.items():
-            alike[tuple(value for value, o in zip(values, owner, strict=True) if o != user)].append(drawn)
-        worst = 0
-        for choices in alike.values():
-            for level in zip(*choices, strict=True):
-                several = np.array(level)
-                worst = max(worst, int(np.abs(several[:, None] - several[None, :]).sum(axis=-1).max()))
-        assert worst == claimed[user] == 2 * samples[user]
+    distribution, counts = Distribution(3, 4), group(in_one_cell(samples), 3).counts
+    claimed = distribution.sensitivities(counts, counts.samples).tolist()
+    for level in range(len(tree.factors)):
+        worst = worst_changes(samples, (0, 1, 2, 3), 3, lambda of, at=level: tree.levels(distribution.integers(of))[at])
+        assert worst == claimed == [2 * m for m in samples]
 
 
 def test_charges_are_the_loss_over_all_cells_and_levels_rounded_up_and_within_the_allowance():
@@ -86,8 +65,9 @@ def test_many_cells_at_once_have_the_counts_of_each():
 
 
 def test_a_released_distribution_is_monotone_and_ends_at_the_public_total_whatever_the_noise():
-    samples = (3, 2, 4)
-    contributions = group(samples, (100, 200, 300, 700, 720, 10, 20, 30, 40), 800)
+    values = (100, 200, 300, 700, 720, 10, 20, 30, 40)
+    rows = in_one_cell((3, 2, 4))
+    contributions = group([(c, u, k, v) for (c, u, k, _), v in zip(rows, values, strict=True)], 800)
     distribution = Distribution(800, 64)
     scales = LaplaceScales(np.full((1, 2), 5), np.ones((1, 2), dtype=np.int64))
     _, drawn = distribution.draw(contributions, scales, Noise())
@@ -159,30 +139,6 @@ def test_the_95_percent_interval_holds_the_ratio_whatever_the_count(degree, coun
         assert stats.binomtest(covered, n, 0.95, "less").pvalue > 1e-6
         if count == 300.0:
             assert np.std(ratio.value) == pytest.approx(np.median(ratio.deviation), rel=0.1)
-
-
-def test_half_the_stated_deviation_is_caught_by_the_same_coverage():
-    """Planted bug: n = 20 000; an interval of half the width covers about 78 %."""
-    n = 20_000
-    drawn = Noise().discrete_laplace(2000, 1, size=2 * n).reshape(2, n) / 1000
-    noisy = NoisyPolynomials(np.array([[60.0], [40.0]]) + drawn, float(np.sqrt(2) * 2.0) / 2)
-    ratio = noisy.mean(ONE_SIDED)
-    covered = int(((ratio.low <= 0.4) & (ratio.high >= 0.4)).sum())
-    assert stats.binomtest(covered, n, 0.95, "less").pvalue < 1e-6
-
-
-def test_input_out_of_bounds_is_refused_and_no_values_are_no_trouble():
-    none = np.zeros(0, dtype=np.int64)
-    assert polynomials(none, none, UPPER, 2).shape == (3, 0)
-    one = np.ones(1, dtype=np.int64)
-    with pytest.raises(ParameterError, match="degree"):
-        polynomials(one, one, UPPER, 3)
-    with pytest.raises(ParameterError, match="clip"):
-        polynomials(one * (UPPER + 1), one, UPPER, 1)
-    with pytest.raises(ParameterError, match="clip"):
-        polynomials(one, -one, UPPER, 1)
-    with pytest.raises(OverflowBoundError, match="coarser"):
-        polynomials(one, one * 2**40, 100_000, 2)
 
 
 TOP = 65.0
@@ -288,25 +244,3 @@ def test_a_variance_without_noise_stays_and_says_nothing_about_others():
     beside = shrunken_variances(np.append(noisy, 0.0), np.array([50.0, 50.0, 0.0]))
     assert beside.tolist() == [*alone.tolist(), 0.0]
     assert len(shrunken_variances(np.zeros(0), np.zeros(0))) == 0
-
-
-@pytest.mark.parametrize(
-    ("means", "variances", "upper", "percents"),
-    [
-        ([1.0, 2.0], [1.0], TOP, USUAL),
-        ([np.nan], [1.0], TOP, USUAL),
-        ([1.0], [np.inf], TOP, USUAL),
-        ([1.0], [1.0], 0.0, USUAL),
-        ([1.0], [1.0], TOP, (0.0,)),
-        ([1.0], [1.0], TOP, (100.0,)),
-    ],
-)
-def test_what_is_no_moment_or_percent_is_refused(means, variances, upper, percents):
-    with pytest.raises(ParameterError):
-        percentiles(np.array(means), np.array(variances), upper=upper, percents=percents)
-
-
-@pytest.mark.parametrize("deviations", [[1.0], [-1.0, 1.0], [np.inf, 1.0]])
-def test_what_is_no_deviation_is_refused(deviations):
-    with pytest.raises(ParameterError):
-        shrunken_variances(np.ones(2), np.array(deviations))

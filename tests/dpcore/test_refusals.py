@@ -13,23 +13,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpcore.accounting import gaussian_losses, gaussian_ratio, rho_of_pure, square_losses
-from dpcore.allocation import Sensitivities, allocate, uniform_allocation
-from dpcore.budget import MICRO
+from dpcore.accounting import epsilon_of_rho, gaussian_losses, gaussian_ratio, rho_of, rho_of_pure, square_losses
+from dpcore.allocation import Sensitivities, allocate, exact_charges, uniform_allocation
+from dpcore.bernstein import polynomials
+from dpcore.budget import MICRO, rolling_grants, to_micro
+from dpcore.cdf import bin_edges
 from dpcore.contributions import Contributions, Counts
 from dpcore.distribution import Distribution
 from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
 from dpcore.gaussian import discrete_gaussian
+from dpcore.gaussian_allocation import allocate_gaussian, exact_rho_charges
 from dpcore.laplace_posterior import laplace_posterior
+from dpcore.level_tree import LevelTree
 from dpcore.mean import Mean, sum_caps
+from dpcore.modelled_percentiles import percentiles, shrunken_variances
+from dpcore.moving_mean import MovingMean
 from dpcore.noise import Noise
 from dpcore.participation import Layout, PublicCells, integers
+from dpcore.residual import ResidualMean
+from dpcore.resolution import choose_resolution
 from dpcore.scales import LaplaceScales, noise_ratio
 from dpcore.single_cell.cell import bestfit
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy, select_quantiles, select_range
 from dpcore.suppression import suppress, sweep_chop_user
 from dpcore.variance import Variance
+from tests.dpcore.programs import from_dense
 from tests.dpcore.silence import Silence
 
 U = 100
@@ -71,8 +80,13 @@ def clipped_to(upper: int, value: int) -> Contributions:
     return Contributions.group(ONE.astype(np.uint64), ONE.astype(np.uint64), ONE, ints(value), upper=upper)
 
 
+def modelled(means: list[float], variances: list[float], *, upper: float = 65.0, percent: float = 50.0) -> Any:
+    return percentiles(np.array(means), np.array(variances), upper=upper, percents=[percent])
+
+
 LAYOUT = Layout.of(mean=True, variance=False, percentiles=True, weight="user", upper=U, bins=4)
 SOME = city([[2, 1], [1, 3]])
+CROWD = from_dense(np.array([[5, 5], [5, 0]]))
 HUGE = ints(2**62, 2**62, 2**62)
 REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
     "empty cell": plans(U, ints(), MICRO) | _case(ParameterError, bestfit=lambda: bestfit(ints(), 1)),
@@ -189,6 +203,94 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         distribution=lambda: Distribution(U, 4).integers(clipped_to(10 * U, U)),
         participation=lambda: integers(LAYOUT, clipped_to(10 * U, U), PublicCells(ONE.astype(np.uint64))),
     ),
+    "a budget that means nothing": {
+        repr(epsilon): (BudgetError, lambda epsilon=epsilon: to_micro(epsilon, round_up=False))
+        for epsilon in (0, -1.0, math.nan, math.inf, "x", 1e-9)
+    },
+    "a rho or a delta that is none": _case(
+        BudgetError,
+        ratio_of_nothing=lambda: gaussian_ratio(1, 0),
+        ratio_of_a_part=lambda: gaussian_ratio(1, 0.5),  # type: ignore[arg-type]
+        epsilon_of_nothing=lambda: epsilon_of_rho(0, 1e-6),
+        rho_of_nothing=lambda: rho_of(0, 1e-6),
+        rho_below_0=lambda: rho_of_pure(-1),
+    )
+    | {f"delta {delta}": (ParameterError, lambda d=delta: epsilon_of_rho(1, d)) for delta in (0, 1, -1e-6, math.nan)},
+    "programs that cannot be charged": _case(
+        BudgetError,
+        nothing_left=lambda: allocate(CROWD, ints(1, 0)),
+        too_little_left=lambda: allocate(CROWD, ints(1, MICRO)),
+        parts=lambda: allocate(CROWD, np.array([1.0, 2.0])),
+        less_than_2_nano_rho=lambda: allocate_gaussian(CROWD, ints(1, MICRO)),
+        parts_of_nano_rho=lambda: allocate_gaussian(CROWD, np.array([1.5, 2.0])),
+    )
+    | _case(
+        OverflowBoundError,
+        scale=lambda: allocate(from_dense(np.array([[2**40]])), ints(1000)),
+        denominator=lambda: exact_charges(CROWD, ints(1, 1), ints(2**61, 1)),
+        nano_rho=lambda: allocate_gaussian(CROWD, ints(10**13, 10**13)),
+        gaussian_scale=lambda: allocate_gaussian(from_dense(np.array([[2**40]])), ints(10)),
+        gaussian_numerator=lambda: exact_rho_charges(CROWD, ints(0, 1), ints(1, 1)),
+        squares=lambda: Contributions.group(
+            *(np.zeros(4, np.uint64),) * 2, *[np.arange(4)] * 2, upper=2**31
+        ).cell_squares(),
+    )
+    | _case(
+        ParameterError,
+        weight=lambda: from_dense(np.array([[5, 5]]), np.array([0.0])),
+        pair_twice=lambda: Sensitivities(ints(0, 0), ints(1, 1), ints(1, 1), np.ones(1), 2),
+        target=lambda: choose_resolution(SOME, [np.zeros(2, np.uint64)], lambda of: np.ones(of.n_cells), target=0),
+        parents=lambda: choose_resolution(SOME, [np.zeros(1, np.uint64)], lambda of: np.ones(of.n_cells), target=1),
+    ),
+    "a draw that has no law": _case(
+        ParameterError,
+        laplace=lambda: Noise().discrete_laplace(1, 0, 1),
+        gaussian_large=lambda: discrete_gaussian(Noise(), 2**40 + 1, 1, 1),
+        gaussian_denominator=lambda: discrete_gaussian(Noise(), 1, 0, 1),
+        gaussian_negative=lambda: discrete_gaussian(Noise(), -1, 1, 1),
+        bound=lambda: Noise().below(0),
+        no_weight=lambda: Noise().exponential(ints(1), 1, 1, weights=ints(0)),
+        negative_weight=lambda: Noise().exponential(ints(1), 1, 1, weights=ints(-1)),
+        ratio=lambda: Noise().exponential(ints(1), 2**62, 1),
+    )
+    | _case(OverflowBoundError, weights=lambda: Noise().exponential(ints(0, 1), 1, 1, weights=ints(2**61, 2**61))),
+    "what no polynomial or modelled percentile is of": _case(
+        ParameterError,
+        degree=lambda: polynomials(ONE, ONE, U, 3),
+        above=lambda: polynomials(ONE * (U + 1), ONE, U, 1),
+        weight=lambda: polynomials(ONE, -ONE, U, 1),
+        shapes=lambda: modelled([1.0, 2.0], [1.0]),
+        mean=lambda: modelled([math.nan], [1.0]),
+        variance=lambda: modelled([1.0], [math.inf]),
+        upper=lambda: modelled([1.0], [1.0], upper=0.0),
+        percent_0=lambda: modelled([1.0], [1.0], percent=0.0),
+        percent_100=lambda: modelled([1.0], [1.0], percent=100.0),
+        deviations=lambda: shrunken_variances(np.ones(2), np.ones(1)),
+        deviation_below_0=lambda: shrunken_variances(np.ones(2), np.array([-1.0, 1.0])),
+        deviation_without_end=lambda: shrunken_variances(np.ones(2), np.array([math.inf, 1.0])),
+    )
+    | _case(OverflowBoundError, weights=lambda: polynomials(ONE, ONE * 2**40, 100_000, 2)),
+    "thresholds, ranges and bins that are none": {
+        f"moving from {least} of {upper}": (ParameterError, lambda u=upper, v=least: MovingMean(u, v))
+        for upper, least in ((10, 0), (10, 10), (10, -1), (500, 700))
+    }
+    | {
+        f"range {lower} to {upper}, gain {gain}": (
+            ParameterError,
+            lambda low=lower, high=upper, gain=gain: ResidualMean(ints(low), ints(high), 6, np.array([gain])),
+        )
+        for lower, upper, gain in ((3, 3, 1.0), (-1, 3, 1.0), (0, 7, 1.0), (0, 3, 0.0))
+    }
+    | _case(
+        ParameterError,
+        edges=lambda: bin_edges(-1, 64),
+        bins=lambda: Layout(1, users=False, tree=LevelTree(7, (7,)), weight="user", upper=5),
+    )
+    | _case(
+        BudgetError,
+        damaged_ledger=lambda: rolling_grants(1000, ints(-1), 4),
+        ledger_of_parts=lambda: rolling_grants(1000, np.array([0.5]), 4),
+    ),
     "bounds that are none": _case(
         ParameterError,
         mean=lambda: Mean(-5),
@@ -199,6 +301,15 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
     ),
 }
 """Case -> what is called -> (least specific error that will do, the call)."""
+REMEDY = r"[;:,] ?.*\b(give|use|leave|drop|need|plan|clip|count|keep|raise|set|must|correct|allowed)\b"
+BOUND = r"must|^need|outside|within|above|below|exceed|sorted|offered"
+BOUND_ALONE = {
+    "programs that cannot be charged",
+    "a draw that has no law",
+    "what no polynomial or modelled percentile is of",
+    "thresholds, ranges and bins that are none",
+}
+"""Calls that only the code makes; their errors state the bound, which is the remedy."""
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -208,8 +319,8 @@ def test_bad_input_is_refused_with_the_value_and_the_remedy(case):
             call()
         message = f"{name}: {refused.value}"
         assert type(refused.value) is not DPError, "a kind of refusal that callers can tell apart"
-        assert re.search(r"\d|nan|None|mode|\(\)", str(refused.value)), f"no value in: {message}"
-        remedy = r"[;:,] ?.*\b(give|use|leave|drop|need|plan|clip|count|keep|raise|set|must|correct|allowed)\b"
+        assert re.search(r"\d|nan|inf|None|mode|\(\)|'x'|sorted", str(refused.value)), f"no value in: {message}"
+        remedy = f"{REMEDY}|{BOUND}" if case in BOUND_ALONE else REMEDY
         assert re.search(remedy, str(refused.value)), f"no remedy in: {message}"
 
 

@@ -1,4 +1,4 @@
-"""Every spatial mechanism in every form that tests hold to the same claims."""
+"""Every spatial mechanism in every form that tests hold to the same claims, and when two releases say the same."""
 
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from dpcore.spatial import (
     UniformGrid,
 )
 from dpcore.spatial.partition import Tree
+from dpcore.spatial.release import Released
 
 
 def every_mechanism(sizes: tuple[int, ...], queries: Rectangles) -> dict[str, SpatialMechanism]:
@@ -55,3 +56,12 @@ def path_costs(tree: Tree) -> np.ndarray:
     for here in tree.levels[1:]:
         cost[here] += cost[tree.parent[here]]
     return cost[tree.leaves]
+
+
+def assert_alike(one: Released, other: Released, ranges: Rectangles, *, answers: bool = True) -> None:
+    """Both answer ``ranges`` with the same intervals and, if ``answers``, with the same numbers."""
+    assert not answers or np.allclose(one.answers(ranges), other.answers(ranges), rtol=1e-9, atol=1e-9)
+    ours, theirs = one.intervals(ranges), other.intervals(ranges)
+    assert ours is not None
+    assert theirs is not None
+    assert (ours.low.tolist(), ours.high.tolist()) == (theirs.low.tolist(), theirs.high.tolist())

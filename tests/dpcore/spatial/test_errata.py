@@ -8,8 +8,6 @@ import pytest
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.spatial import HTF, Domain, E2EPriv, Rectangles
-from dpcore.spatial.queries import overlap_norms
-from dpcore.spatial.regions import Footprints, Regions
 from tests.dpcore.spatial.mechanisms import path_costs
 
 
@@ -102,28 +100,6 @@ def test_with_a_sensitivity_per_size_the_error_chosen_exceeds_the_bound_and_with
             assert chances[beyond].sum() <= math.exp(-t)
 
 
-def test_truncation_before_inference_biases_small_answers_and_leaving_it_out_does_not():
-    """[B], Algorithm 2 sets negative counts to 0 first. 40 × 40 empty cells, recorded noise of scale 9, 1 600 cells:
-    truncated, a cell answers 4.5 on average; as drawn, 0 within four standard errors.
-    """
-    cells = Noise(np.random.default_rng(4).bytes).discrete_laplace(9, 1, size=1_600)
-    error = math.sqrt(2) * 9 / 40
-    assert abs(cells.mean()) < 4 * error
-    assert np.maximum(cells, 0).mean() > 4.5 - 4 * error > 4 * error
-
-
-def test_the_noise_of_a_query_grows_with_the_root_of_its_cells():
-    """[E] bounds it by λ‖α‖₁, loose by √cells. Recorded noise, 400 draws of 256 cells: the mean is near
-    √(2·256)·λ·0.8."""
-    edges = np.arange(17)
-    norms = overlap_norms(Rectangles([0], [16], [0], [16]), edges, edges)
-    drawn = Noise(np.random.default_rng(1).bytes).discrete_laplace(10, 1, size=400 * 256).reshape(400, 256)
-    mean = np.abs(drawn.sum(axis=1)).mean()
-    assert norms.l1[0] / math.sqrt(norms.l2_squared[0]) == 16
-    assert mean <= math.sqrt(2) * 10 * math.sqrt(norms.l2_squared[0])
-    assert mean < 10 * norms.l1[0] / 10
-
-
 def test_stop_tests_grow_by_the_cube_root_of_two_per_level():
     """[H], Equation 16 lacks the root: 2^((h−i)/3) minimises the variance Σ 2^(h−i)/ε_i² of all nodes, 2^(h−i) does
     not."""
@@ -146,27 +122,6 @@ def test_a_root_that_stops_at_once_spends_everything_and_divides_by_nothing():
         tree = HTF().tree(counts, Domain.unit_cells(*shape), 1_000_000, Noise(), 1)
         assert set(path_costs(tree).tolist()) == {1_000_000}
         assert np.isfinite(tree.counts[tree.leaves]).all()
-
-
-def test_replacing_a_region_moves_twice_what_removing_it_does():
-    """[B], Definition 3 (replace) with the sensitivity of Lemma 2 (remove): 18 components, not 9, at k = 1."""
-    domain = Domain.unit_cells(8, 8)
-
-    def components(x: float, y: float) -> np.ndarray:
-        diamond = [(x - 0.3, y), (x + 0.3, y), (x, y - 0.3), (x, y + 0.3)]
-        return Footprints.of(Regions.of_polygons([diamond]), domain, 1.0).total()
-
-    removed = int(components(2.0, 2.0).sum())
-    replaced = int(np.abs(components(2.0, 2.0) - components(6.0, 6.0)).sum())
-    assert removed == Footprints.sensitivity(domain, 1.0) == 9
-    assert replaced == 2 * removed
-
-
-@pytest.mark.parametrize("k", [2, 3, 4])
-def test_the_printed_bound_of_components_is_not_the_attained_one(k):
-    """[B] prints 4.5(k+1)k; a region of diameter B = k·d meets at most (2k+1)² components, and some meets all of
-    them."""
-    assert Footprints.sensitivity(Domain.unit_cells(20, 20), float(k)) == (2 * k + 1) ** 2 < 4.5 * (k + 1) * k
 
 
 DOMAIN = Domain.unit_cells(64, 64)

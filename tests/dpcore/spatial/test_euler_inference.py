@@ -15,6 +15,7 @@ from dpcore.spatial.euler import Euler, EulerHistogram
 from dpcore.spatial.euler_inference import Inference, infer, is_consistent, nearest_in_max_norm
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.regions import Footprints, Regions
+from tests.dpcore.spatial.mechanisms import assert_alike
 from tests.support.tapes import tape
 
 Grid = npt.NDArray[np.int64]
@@ -70,11 +71,8 @@ def test_truncated_counts_are_the_draws_without_what_is_below_0_and_keep_their_i
     assert (released.components == np.maximum(drawn.components, 0)).all(), "no share of ε goes to a total"
     again = EulerHistogram.from_release(released.to_release())
     ranges = Rectangles.of_cells(np.array([[0, 3, 0, 3], [1, 1, 1, 1]]))
-    one, two = (histogram.intervals(ranges) for histogram in (drawn, again))
-    assert one is not None
-    assert two is not None
-    assert (one.low.tolist(), one.high.tolist()) == (two.low.tolist(), two.high.tolist())
-    assert (again.answers(ranges) == released.answers(ranges)).all()
+    assert_alike(drawn, again, ranges, answers=False)
+    assert_alike(released, again, ranges)
     document = released.to_release()["structure"]
     assert (document["grade"], document["reading"]) == ("noisy", "truncated"), (
         "who knows no reading has unbiased answers"
@@ -139,11 +137,8 @@ def test_ordered_counts_stand_beside_the_draws_whose_intervals_and_unbiased_answ
     document = ordered.to_release()
     again = EulerHistogram.from_release(document)
     ranges = Rectangles.of_cells(np.array([[0, 9, 0, 9], [2, 5, 3, 9], [4, 4, 4, 4]]))
-    one, two = (histogram.intervals(ranges) for histogram in (drawn, again))
-    assert one is not None
-    assert two is not None
-    assert (one.low.tolist(), one.high.tolist()) == (two.low.tolist(), two.high.tolist())
-    assert (again.answers(ranges) == ordered.answers(ranges)).all()
+    assert_alike(drawn, again, ranges, answers=False)
+    assert_alike(ordered, again, ranges)
     assert not (ordered.answers(ranges) == drawn.answers(ranges)).any()
 
     structure = document["structure"]

@@ -37,30 +37,12 @@ from dpcore.spatial.release import rounded
 from tests.dpcore.silence import Silence
 
 
-@pytest.mark.parametrize("box", [(0, 0, 0, 1), (1, 0, 0, 1), (float("nan"), 0, 1, 1), (0, 0, float("inf"), 1)])
-def test_a_box_without_area_is_refused(box):
-    with pytest.raises(DomainError):
-        Domain(*box)
-
-
-@pytest.mark.parametrize("grid", [(0, 5), (5, -1), (2**20, 2**20)])
-def test_a_grid_without_cells_or_with_too_many_is_refused(grid):
-    with pytest.raises(DomainError):
-        Domain(0, 0, 1, 1, *grid)
-
-
 def test_cells_are_half_open_and_points_outside_are_only_counted():
     domain = Domain(0, 0, 2, 2, 2, 2)
     points = np.array([[0, 0], [1, 0], [0.999, 1], [2, 0], [0, 2], [-0.1, 0], [np.nextafter(2, 0), 1.5]])
     counted = domain.count(points)
     assert counted.counts.tolist() == [[1, 1], [1, 1]]
     assert counted.outside == 3
-
-
-@pytest.mark.parametrize("points", [[[np.nan, 0.0]], [[np.inf, 0.0]], [[0.0, 1.0, 2.0]]])
-def test_points_that_are_none_are_refused(points):
-    with pytest.raises(DomainError):
-        Domain(0, 0, 1, 1).count(np.array(points))
 
 
 def test_queries_inside_cells_equal_the_area_weighted_sum():
@@ -76,12 +58,8 @@ def test_queries_inside_cells_equal_the_area_weighted_sum():
         norms = overlap_norms(queries, np.arange(8), np.arange(6))
         assert norms.l1[q] == pytest.approx(ox.sum() * oy.sum())
         assert norms.l2_squared[q] == pytest.approx((ox**2).sum() * (oy**2).sum())
-
-
-@pytest.mark.parametrize("bad", [([2], [1], [0], [1]), ([np.nan], [1], [0], [1]), ([0, 0], [1], [0], [1])])
-def test_queries_inverted_or_not_finite_are_refused(bad):
-    with pytest.raises(QueryError):
-        Rectangles(*(np.array(column, dtype=float) for column in bad))
+    whole = overlap_norms(Rectangles([0], [16], [0], [16]), np.arange(17), np.arange(17))
+    assert whole.l1[0] / math.sqrt(whole.l2_squared[0]) == 16, "[E] bounds noise by the first, loose by √cells"
 
 
 def test_a_query_outside_the_box_is_refused_and_an_empty_one_is_0():
@@ -233,6 +211,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[DPError], str]] = {
     "a box without height": (lambda: Domain(1, 0, 1, 1), DomainError, "no area.*south < north"),
     "a box turned over": (lambda: Domain(0, 500, 1, 0), DomainError, "no area.*west < east"),
     "a box without bounds": (lambda: Domain(0, 0, math.inf, 1), DomainError, "not finite.*give"),
+    "a box of NaN": (lambda: Domain(math.nan, 0, 1, 1), DomainError, "not finite.*give"),
     "no rows": (lambda: Domain(0, 0, 1, 1, 0, 4), DomainError, "0 × 4.*at least 1 × 1"),
     "less than no columns": (lambda: Domain(0, 0, 1, 1, 4, -1), DomainError, "4 × -1.*at least 1 × 1"),
     "a grid beyond memory": (lambda: Domain(0, 0, 1, 1, 2**14, 2**14), DomainError, "exceeds 67108864.*coarser"),

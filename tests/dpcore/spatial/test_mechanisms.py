@@ -34,7 +34,7 @@ from dpcore.spatial.htf import QUANTUM, RankedCells, search, split_costs
 from dpcore.spatial.mechanism import choose, noisy_counts
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.trees import Candidates, height_of
-from tests.dpcore.spatial.mechanisms import every_mechanism, path_costs
+from tests.dpcore.spatial.mechanisms import assert_alike, every_mechanism, path_costs
 from tests.support.tapes import tape
 
 QUERIES = Rectangles([0, 1, 2], [8, 4, 5], [0, 2, 1], [8, 7, 3])
@@ -69,12 +69,7 @@ def test_points_empty_or_not_give_a_histogram_that_survives_its_release():
         histogram = MECHANISMS[name].fit(given, domain, 500_000, Noise(), points_per_user=2)
         back = histogram_from_release(json.loads(json.dumps(histogram.to_release())))
         queries = Rectangles.of_boxes(domain, [[30.1, -97.9, 30.77, -97.3], [30.0, -98.0, 31.0, -97.0]])
-        assert np.allclose(histogram.answers(queries), back.answers(queries))
-        ours, theirs = histogram.intervals(queries), back.intervals(queries)
-        assert ours is not None
-        assert theirs is not None
-        assert np.array_equal(ours.low, theirs.low)
-        assert np.array_equal(ours.high, theirs.high)
+        assert_alike(histogram, back, queries)
 
 
 @settings(max_examples=60)

@@ -18,6 +18,8 @@ from dpcore.spatial.partition import LevelDraws, Tree, image_of, split_boxes
 from dpcore.spatial.posterior import TRUSTED, Surroundings, both_readings
 from dpcore.spatial.queries import answer
 from dpcore.spatial.release import rounded
+from tests.dpcore.spatial.mechanisms import assert_alike
+from tests.support.tapes import tape as bytes_of
 
 DOMAIN = Domain.unit_cells(64, 64)
 
@@ -33,7 +35,7 @@ def town(seed: int = 1, points: int = 60_000) -> np.ndarray:
 
 def tape(seed: int) -> Noise:
     """Recorded noise."""
-    return Noise(np.random.default_rng(seed).bytes)
+    return Noise(bytes_of(seed))
 
 
 @pytest.mark.parametrize("y", [-3.0, -0.2, 0.7, 4.0])
@@ -346,12 +348,7 @@ def test_a_sparse_reading_survives_its_release_and_a_broken_one_is_refused():
     published = rounded(histogram)
     back = histogram_from_release(json.loads(json.dumps(published.to_release())))
     queries = Rectangles([0, 10, 40.5], [64, 20, 50], [0, 3, 40], [64, 9.25, 60])
-    assert np.allclose(published.answers(queries), back.answers(queries))
-    ours, theirs = published.intervals(queries), back.intervals(queries)
-    assert ours is not None
-    assert theirs is not None
-    assert np.array_equal(ours.low, theirs.low)
-    assert np.array_equal(ours.high, theirs.high)
+    assert_alike(published, back, queries)
     with pytest.raises(HistogramError):
         SparseReading(np.ones(1), np.array([-1.0]), 10.0)
     with pytest.raises(HistogramError):

@@ -82,8 +82,16 @@ def test_no_region_meets_more_components_than_the_sensitivity(corners, diameter)
 def test_the_sensitivity_is_attained(k, half, centre):
     square = [(centre + half * a, centre + half * b) for a in (-1, 1) for b in (-1, 1)]
     assert 2 * half * 2**0.5 < k
-    totals = Footprints.of(Regions.of_polygons([square]), grid(10, 10), float(k)).total()
-    assert totals.sum() == (2 * k + 1) ** 2 == Footprints.sensitivity(grid(10, 10), float(k))
+    elsewhere = [(x - 4.0, y - 4.0) for x, y in square]
+    here, there = (
+        Footprints.of(Regions.of_polygons([of]), grid(10, 10), float(k)).total() for of in (square, elsewhere)
+    )
+    assert here.sum() == (2 * k + 1) ** 2 == Footprints.sensitivity(grid(10, 10), float(k))
+    assert k == 1 or here.sum() < 4.5 * (k + 1) * k, "[B] prints a bound that is not attained"
+    if k == 1:
+        assert np.abs(here - there).sum() == 2 * here.sum(), (
+            "[B], Definition 3: replacing moves twice what removing does"
+        )
 
 
 def test_counting_closed_touching_would_break_the_sensitivity():

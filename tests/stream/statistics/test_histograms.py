@@ -35,6 +35,7 @@ from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan,
 from stream.statistics.values.cell_statistics import worst_biases
 from stream.statistics.values.draw import exact_values
 from stream.statistics.values.plan import plan_values
+from tests.dpcore.spatial.mechanisms import assert_alike
 from tests.support import hourly, releasing
 from tests.support.builders import EVERY_MECHANISM, SLOT, bus_config, located_rows, random_rows, with_histograms
 from tests.support.nightly import nightly_but
@@ -200,12 +201,7 @@ def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histog
         validate(SPATIAL_HISTOGRAM, body)
         read_back = histogram_from_release(body)
         ranges = Rectangles.of_cells([[0, 1, 2, 5], [0, 7, 0, 7], [3, 3, 3, 3]])
-        np.testing.assert_allclose(read_back.answers(ranges), histogram.histogram.answers(ranges), rtol=0, atol=1e-9)
-        ours, theirs = histogram.histogram.intervals(ranges), read_back.intervals(ranges)
-        assert ours is not None
-        assert theirs is not None
-        assert np.array_equal(ours.low, theirs.low)
-        assert np.array_equal(ours.high, theirs.high)
+        assert_alike(histogram.histogram, read_back, ranges)
         assert read_back.to_release() == {"domain": body["domain"], "structure": body["structure"]}
     (marker,) = bodies_of(messages, WINDOW)
     validate(WINDOW, marker)
