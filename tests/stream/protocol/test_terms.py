@@ -222,7 +222,7 @@ async def test_a_window_that_another_version_planned_with_other_scales_is_charge
     protocol = protocol_of(redis, config, publisher)
     window = config.slotting.window(SLOT)
     contributions = protocol.statistics.arrange(await rows_in(redis, config.feed.name, SLOT), window)
-    plan = await protocol.planning.make(window, contributions, NOBODY)
+    plan = await protocol.make(window, contributions, NOBODY)
     charges = np.where(plan.charges > 0, plan.charges // 3 + 1, 0)
     theirs = msgspec.structs.replace(plan, numerators=(3 * plan.scales.numerator), charges=(charges))
     await protocol.store.store_plan(SLOT, encode_plan(theirs))
@@ -253,10 +253,9 @@ async def test_paced_users_take_turns_where_the_budget_pays_for_a_third_of_the_w
     protocol, admitted = protocol_of(redis, config, Collected()), []
     await protocol.ledger.start_generation(midnight)
     for slot in range(midnight, midnight + 86_400, 4 * 3600):
-        planning = protocol.planning
-        rows = planning.statistics.arrange(random_rows(6, 3_000, users=30, slot=slot), config.slotting.window(slot))
-        planned = await planning.plan(config.slotting.window(slot), rows)
-        assert await planning.charge(planned.plan) is None
+        rows = protocol.statistics.arrange(random_rows(6, 3_000, users=30, slot=slot), config.slotting.window(slot))
+        planned = await protocol.plan(config.slotting.window(slot), rows)
+        assert await protocol.charge(planned.plan) is None
         await redis.set(FeedKeys("bus").outbox(slot), b"committed")
         admitted.append(int((planned.plan.charged_users()[1] > 0).sum()))
     if taking_part is not None:
