@@ -6,8 +6,6 @@ end of its window plus the allowed delay. A window is released once the source i
 neither on the pace nor on who else sends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

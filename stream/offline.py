@@ -1,7 +1,5 @@
 """Releases a recording without Kafka, with the windows, ledger and mechanisms of the service. Releases are lines."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -9,8 +9,6 @@ are not raised as much. Source: [B], section 5, corrected: its C3 is violated by
 = 1, V = 0 answering −3 on 3 × 3 cells.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

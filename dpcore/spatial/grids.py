@@ -14,8 +14,6 @@ brute force), tests/audit/test_spatial_audit.py. Source: Xiao, Wang and Gehrke, 
 Transforms" (2011), as [H]'s baseline.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

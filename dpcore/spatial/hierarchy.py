@@ -19,8 +19,6 @@ it whatever the data. On smaller grids, where cells hold a point or more per 1/Î
 they save: noise on every cell is then best in squared error.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

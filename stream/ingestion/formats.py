@@ -4,8 +4,6 @@ A format is a set of field paths (``FeedFields``) and a speed unit. The typed st
 All formats give the same five fields, so later steps do not depend on the format.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

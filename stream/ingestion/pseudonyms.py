@@ -4,8 +4,6 @@ All workers of a feed must share one key, and it must not change within a ledger
 pseudonyms has two budgets. Redis stores the key's fingerprint and so recognises another key.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import sys

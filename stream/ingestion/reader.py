@@ -1,7 +1,5 @@
 """Reads Kafka into Redis: aiokafka reads batches, the decoder makes columns, and one Lua call per batch stores them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -7,8 +7,6 @@ boxes per side, whose edges are edges of the count grid. A box that cuts a block
 and an interval that says how little is known of a part of a block.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Closes and publishes windows in a separate process: connects Redis and Kafka to the release protocol, and reports."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Decides which windows of a feed are due. They are closed in the order of their time."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from datetime import timedelta

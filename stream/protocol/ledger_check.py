@@ -4,8 +4,6 @@ Losing Redis means losing privacy, because a ledger without its charges would gr
 releases.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any

@@ -4,8 +4,6 @@ A topic's identity is a random UUID that the cluster draws when it creates the t
 because container images format their storage with a constant one; two topics never have.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import time

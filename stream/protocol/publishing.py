@@ -1,7 +1,5 @@
 """Publishes committed windows: an idempotent producer sends the close marker last, then every message is read back."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ No lock is needed: a plan and a committed window are stored only once (the first
 once. Users are charged before noise is drawn, and only the committed bytes are published, whichever worker drew them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

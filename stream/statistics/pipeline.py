@@ -5,8 +5,6 @@ Pure: no server, no clock. A window can be reproduced from its rows, its plan, a
 it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

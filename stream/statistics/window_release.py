@@ -6,8 +6,6 @@ entropy.
 The statistics of speed under each relation, of one shape: plan, draw, body. The relation is chosen here alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ Scripts of ``stream/storage/lua``: whatever reads and writes in one step. They a
 partitions on all shards at once.
 """
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ own. No name of a feed or ledger has a colon, so no two tags are equal, and a pa
 key of another.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Self
 

@@ -12,8 +12,6 @@ Feeds may share a ledger. They have budgets, generation, terms and the mark of r
 birth, which is when it joined, and numbers its own windows.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping
 from typing import NamedTuple, Self

@@ -1,7 +1,5 @@
 """State of windows in progress in Redis: plan, committed bytes, memory of smoothing, and records of releases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple

@@ -4,8 +4,6 @@ The mark ``retired`` is set before anything is deleted and only grows. The calls
 it. So no period can be charged after its charges were deleted, whatever clocks, configurations or other workers say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any

@@ -20,8 +20,6 @@ read is all that the partitions stored before their seals, also if a shard was s
 gone, or it is another one.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -16,8 +16,6 @@ two cases of :func:`dpcore.variance.clipping_bias`. Means of a single-cell mecha
 talk on [M] and [C], E_g = Σ (max bias) + E|Z|.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

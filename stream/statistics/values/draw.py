@@ -1,7 +1,5 @@
 """Relation "values": the draw of a planned window, and for evaluation the same statistics without noise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

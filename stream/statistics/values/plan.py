@@ -14,8 +14,6 @@ memory, which is computed from earlier releases (:mod:`dpcore.residual`). Tested
 in ``tests/audit/test_values_zcdp_audit.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
