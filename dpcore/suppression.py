@@ -9,13 +9,11 @@ User-Level DP Composition for Fixed Estimation Error" (arXiv 2405.06261), with t
 Not valid under relation "participation": it reads counts.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -157,7 +155,7 @@ def _limits_tried(most: int) -> list[int]:
 
 
 def _run(
-    table: CellTable,
+    table: "CellTable",
     epsilon_micro: float,
     statistics: Sequence[Statistic],
     min_users: int,
@@ -243,7 +241,7 @@ class CellTable:
     pairs_of: list[list[int]]
 
     @classmethod
-    def of(cls, counts: Counts) -> CellTable:
+    def of(cls, counts: Counts) -> Self:
         """The table of ``counts``; pairs without samples belong to no user."""
         samples = counts.samples
         sampled = samples > 0

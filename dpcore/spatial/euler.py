@@ -16,12 +16,10 @@ tests/dpcore/spatial/test_euler.py. Source: [B], with the sensitivity and the co
 research/errata.md.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, Self, cast, get_args
 
 import numpy as np
 
@@ -162,7 +160,7 @@ class EulerHistogram:
         return {"domain": self.domain.to_release(), "structure": structure}
 
     @classmethod
-    def from_release(cls, document: dict[str, Any]) -> EulerHistogram:
+    def from_release(cls, document: dict[str, Any]) -> Self:
         """Histogram of a release document; raises :class:`~dpcore.spatial.histogram.HistogramError` for any other."""
         try:
             structure = document["structure"]

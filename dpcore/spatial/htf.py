@@ -10,10 +10,8 @@ tests/dpcore/spatial/test_mechanisms.py and tests/dpcore/spatial/test_partitions
 tests/audit/test_spatial_audit.py (choices, exactly). Source: [H], corrected as in research/errata.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +89,7 @@ class HTF(TreeMechanism):
     level_epsilon_micro: int = 0
 
     @classmethod
-    def published(cls, *, stop_share: float = 0.5) -> HTF:
+    def published(cls, *, stop_share: float = 0.5) -> Self:
         """Tree with parameters of [H]: T = 3, ε′ = 5·10⁻⁴ a level, stop at 5 cells or 100 points, no consistency."""
         return cls(
             "search",
@@ -236,7 +234,7 @@ class RankedCells:
     rank: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, counts: IntGrid) -> RankedCells:
+    def of(cls, counts: IntGrid) -> Self:
         """Ranks of one count grid."""
         distinct, rank = np.unique(counts, return_inverse=True)
         return cls(distinct, rank.reshape(counts.shape).astype(np.int32))
@@ -272,7 +270,7 @@ class _Side:
     ranks: IntArray
 
     @classmethod
-    def of(cls, ranked: RankedCells, area: IntArray, points: IntArray) -> _Side:
+    def of(cls, ranked: RankedCells, area: IntArray, points: IntArray) -> Self:
         """A count is an integer, so it is not above the mean iff it is not above the mean rounded down."""
         return cls(area, points, np.searchsorted(ranked.distinct, points // area, side="right").astype(np.int64))
 
@@ -300,7 +298,7 @@ class RankTables:
     points: IntArray
 
     @classmethod
-    def of(cls, ranked: RankedCells, boxes: IntArray, candidates: Candidates, ranks: IntArray) -> RankTables:
+    def of(cls, ranked: RankedCells, boxes: IntArray, candidates: Candidates, ranks: IntArray) -> Self:
         """Tables of ``ranks`` (P,) ranks per box.
 
         Widths are rounded up to powers of two, so that tables of one width make one matrix and few matrices are summed;

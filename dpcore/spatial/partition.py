@@ -5,11 +5,9 @@ by all points of one user (relation "participation"). Only :func:`draw_counts` a
 of a mechanism, see the true counts; everything else is post-processing of the draws and costs nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +116,7 @@ class Tree:
     noise: PartNoise = "independent"
 
     @classmethod
-    def of_levels(cls, levels: list[tuple[IntArray, IntArray, LevelDraws]]) -> Tree:
+    def of_levels(cls, levels: list[tuple[IntArray, IntArray, LevelDraws]]) -> Self:
         """The tree of levels, each (boxes, parent of each within the level above, draws); the root's parent is -1."""
         sizes = [len(boxes) for boxes, _, _ in levels]
         starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -161,7 +159,7 @@ class Tree:
             z[at], v[at] = combine((z[at], v[at]), (sums[at], spread[at]))
         return z, v
 
-    def least_squares(self) -> Tree:
+    def least_squares(self) -> "Tree":
         """Counts that add up along the tree: generalised least squares in two passes, with their exact variances."""
         z, v = self.upward()
         sums, spread = (np.bincount(self.parent[1:], weights=column[1:], minlength=len(z)) for column in (z, v))

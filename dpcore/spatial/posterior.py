@@ -10,11 +10,9 @@ to max(count, ``sanity``), unless the thin space of its level is even (:mod:`dpc
 most ranges hold their share of a thin leaf, in uneven space next to nothing.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -44,7 +42,7 @@ class Surroundings:
     ring: IndexGrid
 
     @classmethod
-    def of(cls, owner: IndexGrid, boxes: IntArray) -> Surroundings:
+    def of(cls, owner: IndexGrid, boxes: IntArray) -> Self:
         """The rings of ``boxes`` (P, 4) in a grid whose cells are of the boxes that ``owner`` (rows, columns) says."""
         shape = owner.shape
         x0, x1, y0, y1 = boxes.T.astype(np.int32)
@@ -147,7 +145,7 @@ class _Evidence:
     unevenness: FloatArray
 
     @classmethod
-    def of(cls, tree: Tree) -> _Evidence:
+    def of(cls, tree: Tree) -> Self:
         z, variance = tree.upward()
         return cls(tree, z, variance, areas(tree.boxes), tree.parents, unevenness(tree, z, variance))
 
@@ -162,7 +160,7 @@ class _Reading:
     estimates: Estimates
 
     @classmethod
-    def of(cls, evidence: _Evidence, sanity: float | None) -> _Reading:
+    def of(cls, evidence: _Evidence, sanity: float | None) -> Self:
         """The root alone."""
         nodes = len(evidence.z)
         counts = np.zeros(nodes)

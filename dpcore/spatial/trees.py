@@ -8,11 +8,9 @@ points. Tested: tests/dpcore/spatial/test_partitions.py (paths, costs of medians
 Source: Cormode et al., "Differentially Private Spatial Decompositions" (2012), as [H]'s baselines.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -92,7 +90,7 @@ class Candidates:
     k: IntArray
 
     @classmethod
-    def of(cls, boxes: IntArray, parity: int, margin: float = 0.0) -> Candidates:
+    def of(cls, boxes: IntArray, parity: int, margin: float = 0.0) -> Self:
         """Cuts along axis ``parity`` where the box has more than one line of it, else along the other; at least the
         part ``margin`` of the lines, rounded down, lies on either side.
         """

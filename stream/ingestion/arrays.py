@@ -4,8 +4,6 @@ An element is cut out without being read, so an element that is no event, or tha
 alone. Beside it, which message each event of a batch is of, and which are refused.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field
@@ -212,7 +210,7 @@ class Read:
     events: int = 0
     messages: int = 0
 
-    def add(self, message: int, begin: int, elements: Read) -> None:
+    def add(self, message: int, begin: int, elements: "Read") -> None:
         """Add the elements of a message, the first of which is event ``begin``."""
         self.fixes += elements.fixes
         self.index += [begin + at for at in elements.index]

@@ -7,8 +7,6 @@ who changes the key lets the old one endorse the new one, and each marker of the
 (``succeeds``).
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import os
@@ -66,7 +64,7 @@ class Link(msgspec.Struct, frozen=True):
     digest: str
     signer: str = ""
 
-    def unsigned(self) -> Link:
+    def unsigned(self) -> "Link":
         """The same, which any key may follow."""
         return Link(self.digest)
 
@@ -124,7 +122,7 @@ class Signer:
         """The signature of ``value`` in base64. The same value always has the same one."""
         return base64.b64encode(self.key.sign(value)).decode()
 
-    def renewed(self) -> Signer:
+    def renewed(self) -> "Signer":
         """A new key that this one endorses."""
         new = Ed25519PrivateKey.generate()
         return Signer(new, Succession(self.public, self.sign(_ENDORSES + public_text(new.public_key()).encode())))
