@@ -29,8 +29,7 @@ from stream.config.public_cells import public_cells
 from stream.evaluation.evaluate import COMPARED_DELTA, evaluate, with_accounting, with_epsilon
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
-from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.serve.received import received
 from stream.statistics.columns import Derived
 from stream.statistics.merging import by_planned_cells
