@@ -2,7 +2,7 @@
 the meridian of 180 degrees, where west is greater than east: events, histograms and ranges."""
 
 import math
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
@@ -16,7 +16,7 @@ from dpcore.spatial.domain import DomainError
 from stream.config.section import BoundingBox
 from stream.messages.range_query import RangeError, parse_box
 from stream.serve.hexagons import within
-from stream.windows import PartitionTime, Slotting, SpanError, Window, read_through, utc_text, watermark
+from stream.windows import PartitionTime, Slotting, SpanError, Window, read_through, watermark
 from tests.support.counting_calls import calls_in
 from tests.support.nightly import nightly
 
@@ -147,36 +147,26 @@ def at(event: int | None, moved: int = NOW, read: int = NOW) -> PartitionTime:
     return PartitionTime(event, moved, read)
 
 
-def test_the_slowest_partition_decides():
-    partitions = {"t/0": at(NOW - 10 * SECOND), "t/1": at(NOW - 900 * SECOND)}
-    assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 1200 * SECOND
+AHEAD, BEHIND = NOW - 10 * SECOND, NOW - 900 * SECOND
 
 
-def test_a_partition_read_to_its_end_that_brings_nothing_newer_no_longer_holds_windows_open():
-    partitions = {"t/0": at(NOW - 10 * SECOND), "t/1": at(NOW - 900 * SECOND, moved=NOW - 600 * SECOND)}
-    assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 310 * SECOND
-
-
-def test_a_partition_that_was_not_read_to_its_end_is_never_idle():
-    for moved, read in ((NOW - 7000 * SECOND, NOW - 6500 * SECOND), (NOW - 7000 * SECOND, NOW - 5000 * SECOND)):
-        partitions = {"t/0": at(NOW - 10 * SECOND), "t/1": at(NOW - 900 * SECOND, moved, read)}
-        assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 1200 * SECOND, (
-            "nothing could be stored, or no one reads it"
-        )
-
-
-def test_a_partition_without_events_holds_windows_open_until_it_is_idle():
-    partitions = {"t/0": at(NOW), "t/1": at(None, moved=NOW - 599 * SECOND)}
-    assert watermark(partitions, NOW, DELAY, IDLE) is None
-    partitions["t/1"] = at(None, moved=NOW - 600 * SECOND)
-    assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 300 * SECOND
-
-
-def test_when_all_are_idle_the_clock_closes_the_tail():
-    recorded = {"t/0": at(NOW - 10**15, moved=NOW - 600 * SECOND)}
-    assert watermark(recorded, NOW, DELAY, IDLE) == NOW - 300 * SECOND
-    assert watermark({"t/0": at(None, moved=NOW - 600 * SECOND)}, NOW, DELAY, IDLE) is None
-    assert watermark({}, NOW, DELAY, IDLE) is None
+@pytest.mark.parametrize(
+    ("partitions", "seconds"),
+    [
+        pytest.param([at(AHEAD), at(BEHIND)], 1200, id="the slowest decides"),
+        pytest.param([at(AHEAD), at(BEHIND, NOW - 600 * SECOND)], 310, id="it is idle: read to its end, nothing newer"),
+        pytest.param([at(AHEAD), at(BEHIND, NOW - 7000 * SECOND, NOW - 6500 * SECOND)], 1200, id="nothing is stored"),
+        pytest.param([at(AHEAD), at(BEHIND, NOW - 7000 * SECOND, NOW - 5000 * SECOND)], 1200, id="no one reads it"),
+        pytest.param([at(NOW), at(None, NOW - 599 * SECOND)], None, id="one without events is not idle yet"),
+        pytest.param([at(NOW), at(None, NOW - 600 * SECOND)], 300, id="and is idle"),
+        pytest.param([at(NOW - 10**15, NOW - 600 * SECOND)], 300, id="all are idle: the clock closes the tail"),
+        pytest.param([at(None, NOW - 600 * SECOND)], None, id="there was no event"),
+        pytest.param([], None, id="there is no partition"),
+    ],
+)
+def test_the_watermark_is_that_of_the_slowest_partition_that_is_not_idle(partitions, seconds):
+    named = {f"t/{number}": partition for number, partition in enumerate(partitions)}
+    assert watermark(named, NOW, DELAY, IDLE) == (None if seconds is None else NOW - seconds * SECOND)
 
 
 def test_windows_wait_for_the_partition_that_is_read_least_far():
@@ -195,10 +185,6 @@ def test_one_fast_clock_never_moves_the_watermark_past_the_clock_less_the_delay(
     assert moved <= NOW - 300 * SECOND
     others = [event for name, event in events.items() if name != "a"]
     assert moved == min([*others, NOW]) - 300 * SECOND
-
-
-def test_bounds_are_written_in_utc():
-    assert utc_text(1490097600) == datetime.fromtimestamp(1490097600, UTC).isoformat().replace("+00:00", "Z")
 
 
 def test_a_span_is_whole_timeslots_between_local_times():

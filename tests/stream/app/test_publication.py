@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import signal
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -33,11 +31,11 @@ from stream.storage.row_store import ReadThrough, RowStore
 from stream.windows import PublicationTimes
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
-from tests.support.environment import worker_environment
-from tests.support.feeding import until
+from tests.support.environment import make_ready, worker_environment, working
+from tests.support.feeding import until, until_true
 
 BOX = {"south": 30.17, "west": -97.75, "north": 30.30, "east": -97.66}
-SLOT_SECONDS, MARGIN, DELAY = 3, 10.0, 0.0
+SLOT_SECONDS, MARGIN = 3, 10.0
 COST, LATER = 2.9, 5
 """Seconds by which the draw of one window is longer than those of so many later ones: until the last of them, a busy
 machine has closed what waited."""
@@ -147,8 +145,6 @@ async def offsets_after_the_end(
 
     The published numbers do not tell so.
     """
-    await create_topics(config)
-    await Ledger(redis, config.feed.name).start_generation(birth=0)
     rows, arrivals = RowStore(redis, config.feed.name), Arrivals(config.feed.name)
     async with beside(arrivals.listen(kafka), read_on(rows)):
         await asyncio.wait_for(arrivals.listening.wait(), 60)
@@ -165,13 +161,10 @@ async def offsets_after_the_end(
         services = [Closing(worker), Publishing(worker)]
         slots = range(first, first + (LATER + 1) * SLOT_SECONDS, SLOT_SECONDS)
 
-        async def there() -> bool:
-            return all(text(slot) in arrivals.markers for slot in slots)
-
         for service in services:
             await service.start()
         try:
-            await until(there, 120.0)
+            await until_true(lambda: all(text(slot) in arrivals.markers for slot in slots), 120.0)
         finally:
             for service in services:
                 await service.stop()
@@ -183,20 +176,13 @@ async def offsets_after_the_end(
     ]
 
 
-def small_riders(tmp_path: Path, feed: str, kafka: str, redis_url: str) -> Config:
-    return riders_config(
-        tmp_path,
-        **{
-            "feed.name": feed,
-            "feed.domain": BOX,
-            "hexagons.resolution": 7,
-            "kafka.bootstrap": kafka,
-            "redis.url": redis_url,
-            "window.slot": f"{SLOT_SECONDS}s",
-            "window.allowed_delay": f"{DELAY:.0f}s",
-            "window.publication_margin": f"{MARGIN:.0f}s",
-        },
-    )
+async def begun(redis: Redis, folder: Path, feed: str, kafka: str, redis_url: str, **overrides: str) -> Config:
+    """A feed in a small box, with its topics and its ledger."""
+    settings = {"feed.name": feed, "feed.domain": BOX, "kafka.bootstrap": kafka, "redis.url": redis_url}
+    config = riders_config(folder, **settings, **overrides)
+    await create_topics(config)
+    await Ledger(redis, feed).start_generation(birth=0)
+    return config
 
 
 def at_an_instant(offset: float) -> bool:
@@ -211,7 +197,9 @@ async def test_windows_of_very_different_cost_are_published_in_order_at_the_same
     cost, kafka, redis, redis_url, tmp_path, topic_name,
     monkeypatch
 ):  # fmt: skip
-    config = small_riders(tmp_path, topic_name, kafka, redis_url)
+    ticks = {"window.slot": f"{SLOT_SECONDS}s", "window.allowed_delay": "0s"}
+    ticks |= {"window.publication_margin": f"{MARGIN:.0f}s", "hexagons.resolution": "7"}
+    config = await begun(redis, tmp_path, topic_name, kafka, redis_url, **ticks)
     costly, *_, cheap = await offsets_after_the_end(config, redis, kafka, monkeypatch, cost)
     assert all(map(at_an_instant, [*costly, *cheap])), (costly, cheap)
 
@@ -227,13 +215,8 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
         "window.publication_margin": f"{margin:.0f}s",
     }
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **area, **ticks)
-    at = ["--config", str(hourly.RIDERS)]
-    for command in (["topics", "create", *at], ["ledger", "adopt", *at, "--no-other-ledger"]):
-        subprocess.run([*hexveil, *command], env=env, cwd=tmp_path, check=True)
-    keys, log, arrivals = FeedKeys(topic_name), (tmp_path / "worker.log").open("w"), Arrivals(topic_name)
-
-    def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*hexveil, "worker", *at], env=env, cwd=tmp_path, stderr=log)
+    make_ready(hexveil, env, tmp_path, hourly.RIDERS)
+    keys, arrivals = FeedKeys(topic_name), Arrivals(topic_name)
 
     async def committed() -> list[int]:
         return sorted(
@@ -250,34 +233,19 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
         return bool(slots) and left(slots[-1]) > margin / 2
 
     async with beside(arrivals.listen(kafka)):
-        worker = start()
-        try:
+        async with working(hexveil, env, tmp_path, hourly.RIDERS):
             await until(newest_waits, 180.0)
             waiting_slots = await committed()
             slot = waiting_slots[-1]
             waiting, begun = left(slot), time.monotonic()
-        finally:
-            worker.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(worker.wait, 60) == 0, (tmp_path / "worker.log").read_text()[-3000:]
         assert time.monotonic() - begun < waiting, "the worker waited for the instant"
         assert text(slot) not in arrivals.first, "published before its instant"
         for earlier in waiting_slots:
             if text(earlier) in arrivals.first:
                 late = (arrivals.first[text(earlier)] - earlier - SLOT_SECONDS) % margin
                 assert late < TOLERANCE, "published between the instants"
-        worker = start()
-        try:
-
-            async def published() -> bool:
-                return text(slot) in arrivals.markers
-
-            try:
-                await until(published, 180.0)
-            except TimeoutError:
-                raise AssertionError((tmp_path / "worker.log").read_text()[-6000:]) from None
-        finally:
-            worker.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(worker.wait, 60) == 0
+        async with working(hexveil, env, tmp_path, hourly.RIDERS):
+            await until_true(lambda: text(slot) in arrivals.markers, 180.0)
     behind = arrivals.markers[text(slot)] - (slot + SLOT_SECONDS) - margin
     assert behind % margin < TOLERANCE, "published between the instants"
 
@@ -285,10 +253,8 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
 async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_published(
     kafka, redis, redis_url, tmp_path, topic_name
 ):
-    settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url, "feed.domain": BOX}
-    config = riders_config(tmp_path, **settings, **{"window.publication_margin": f"{MARGIN:.0f}s"})
-    await create_topics(config)
-    await Ledger(redis, topic_name).start_generation(birth=0)
+    margin = {"window.publication_margin": f"{MARGIN:.0f}s"}
+    config = await begun(redis, tmp_path, topic_name, kafka, redis_url, **margin)
     worker = Worker(config)
     try:
         (committed,) = await close_windows(config, [SLOT])
@@ -316,10 +282,7 @@ async def test_a_window_is_published_however_long_connecting_and_verifying_take(
 ):
     """Far brokers answer so late that the lead is too short: the instant passes, and the next attempt begins
     earlier."""
-    settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url, "feed.domain": BOX}
-    config = riders_config(tmp_path, **settings, **{"window.publication_margin": "12s"})
-    await create_topics(config)
-    await Ledger(redis, topic_name).start_generation(birth=0)
+    config = await begun(redis, tmp_path, topic_name, kafka, redis_url, **{"window.publication_margin": "12s"})
     assert (await close_windows(config, [SLOT]))[0].failure is None
     worker, verify, leads = Worker(config), LedgerCheck.verify, list[float]()
 

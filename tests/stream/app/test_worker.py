@@ -5,7 +5,6 @@ published."""
 import asyncio
 import itertools
 import json
-import signal
 import subprocess
 import time
 from collections import Counter
@@ -14,7 +13,6 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from aiokafka import AIOKafkaProducer
 
 from dpcore.spatial import Rectangles, histogram_from_release
 from stream.config import load_config
@@ -26,7 +24,7 @@ from stream.storage.ledger import Ledger
 from tests.stream.serve.serving import serving
 from tests.support import hourly
 from tests.support.builders import SLOT, zcdp_config
-from tests.support.environment import worker_environment
+from tests.support.environment import make_ready, worker_environment, working
 from tests.support.feeding import create_topic, produce
 from tests.support.topics_reader import read_all
 
@@ -40,47 +38,25 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
     area = {"feed.domain": _DOMAIN, "hexagons.resolution": "7"}
     ticks = {"window.slot": "3s", "window.allowed_delay": "1s", "window.publication_margin": "5s"}
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **area, **ticks)
-    riders = str(hourly.RIDERS)
+    riders = hourly.RIDERS
     if accounting == "zcdp":
         zcdp_config(tmp_path)
-        riders = str(tmp_path / "zcdp.toml")
-    subprocess.run([*hexveil, "topics", "create", "--config", riders], env=env, cwd=tmp_path, check=True)
-    adopt = ["ledger", "adopt", "--config", riders, "--since", "2017-03-21", "--no-other-ledger"]
-    subprocess.run([*hexveil, *adopt], env=env, cwd=tmp_path, check=True)
-    log = (tmp_path / "worker.log").open("w")
-    worker = subprocess.Popen([*hexveil, "worker", "--config", riders], env=env, cwd=tmp_path, stderr=log)
-    producer = AIOKafkaProducer(bootstrap_servers=kafka)
-    await producer.start()
-    markers: list[dict[str, object]] = []
-    try:
-        deadline = time.monotonic() + 60
-        while len(markers) < 4:
-            assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()[-3000:]
-            if len(markers) < 3:
+        riders = tmp_path / "zcdp.toml"
+    make_ready(hexveil, env, tmp_path, riders, since="2017-03-21")
+    async with working(hexveil, env, tmp_path, riders), asyncio.timeout(60):
+        while (markers := len(await read_all(kafka, topic_name, [WINDOW]))) < 4:
+            if markers < 3:
                 event = {"user": "u", "time": int(time.time() * 1000), "lat": 30.25, "lng": -97.7, "speed": 30}
-                await producer.send_and_wait(topic_name, json.dumps(event).encode())
-                await producer.send_and_wait(topic_name, b"not json")
+                await produce(kafka, topic_name, [json.dumps(event).encode(), b"not json"], 1)
             await asyncio.sleep(1)
-            records = await read_all(kafka, topic_name)
-            markers = [json.loads(record.value) for record in records if record.topic == WINDOW]
-    finally:
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
-        await producer.stop()
     records = await read_all(kafka, topic_name)
     assert not [record for record in records if record.topic == REJECTED], "a count of bad input left the boundary"
     starts = sorted(json.loads(record.value)["window"]["start"] for record in records if record.topic == WINDOW)
     seconds = [int(start[17:19]) for start in starts]
     assert all((b - a) % 60 == 3 for a, b in itertools.pairwise(seconds)), "a window was left out"
     per_window = Counter(json.loads(r.value)["window"]["start"] for r in records if r.topic == HEXAGON_SPEED)
-    expected = len(
-        public_cells(
-            load_config(
-                riders, **{"feed.domain": json.loads(_DOMAIN), "hexagons.resolution": 7, "feed.name": topic_name}
-            )
-        )
-    )
-    assert {per_window[start] for start in starts} == {expected}
+    config = load_config(riders, **{"feed.domain": json.loads(_DOMAIN), "hexagons.resolution": 7})
+    assert {per_window[start] for start in starts} == {len(public_cells(config))}
     (charge,) = (await redis.hgetall(FeedKeys(topic_name).ledger(_local_date()))).values()
     bodies = [json.loads(record.value) for record in records]
     if accounting == "pure":
@@ -90,13 +66,8 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
         assert int(charge) <= 400_001_000, "nρ"
         assert (int(charge) + 1_000) % 10**6 <= 2_000, "one cell: the whole of ρ of each window, rounded"
         assert {(body["accounting"], body["delta"], round(body["rho"], 6)) for body in bodies} == {("zcdp", 1e-6, 0.05)}
-        shown = subprocess.run(
-            [*hexveil, "ledger", "show", "--config", riders, "--json"],
-            env=env,
-            cwd=tmp_path,
-            check=True,
-            capture_output=True,
-        )
+        show = [*hexveil, "ledger", "show", "--config", str(riders), "--json"]
+        shown = subprocess.run(show, env=env, cwd=tmp_path, check=True, capture_output=True)
         assert json.loads(shown.stdout) == {_local_date(): {"users": 1, "nano_rho": int(charge)}}
 
 
@@ -133,24 +104,14 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
 ):
     settings = {"window.lateness": "event-time", "window.idle_timeout": "4s", "histogram": json.dumps(SETTINGS)}
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **settings)
-    bus = hourly.BUS
     await create_topic(kafka, topic_name, 2)
-    subprocess.run([*hexveil, "topics", "create", "--config", str(bus)], env=env, cwd=tmp_path, check=True)
-    adopt = ["ledger", "adopt", "--config", str(bus), "--since", "2017-03-21", "--no-other-ledger"]
-    subprocess.run([*hexveil, *adopt], env=env, cwd=tmp_path, check=True)
-    log = (tmp_path / "worker.log").open("w")
-    worker = subprocess.Popen([*hexveil, "worker", "--config", str(bus)], env=env, cwd=tmp_path, stderr=log)
-    try:
+    make_ready(hexveil, env, tmp_path, hourly.BUS, since="2017-03-21")
+    async with working(hexveil, env, tmp_path, hourly.BUS), asyncio.timeout(120):
         await produce(kafka, topic_name, events(), 2)
-        deadline = time.monotonic() + 120
         while await redis.hlen(FeedKeys(topic_name).closed) < 2:
-            assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()[-3000:]
             await asyncio.sleep(0.5)
-    finally:
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
     config = load_config(
-        bus,
+        hourly.BUS,
         **{"feed.name": topic_name, "kafka.bootstrap": kafka, "histogram": SETTINGS},
         **{"privacy.user_key_file": str(tmp_path / "user.key")},
     )

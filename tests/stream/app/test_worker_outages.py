@@ -27,7 +27,7 @@ from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.row_store import RowStore
 from tests.support import hourly
 from tests.support.builders import bus_config
-from tests.support.environment import environment, worker_environment
+from tests.support.environment import environment, make_ready, worker_environment, working
 from tests.support.feeding import create_topic
 from tests.support.redis_cluster import LocalCluster, Node
 from tests.support.topics_reader import read_all
@@ -58,13 +58,6 @@ class RunningWorker:
     def told(self, event: str) -> list[dict[str, Any]]:
         return [line for line in self.lines() if line["event"] == event]
 
-    def is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}/readyz", timeout=5) as answer:
-                return answer.status == 200
-        except OSError:
-            return False
-
     def wait_for(self, condition: Callable[[], object], seconds: float = 90.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
@@ -73,13 +66,17 @@ class RunningWorker:
             time.sleep(0.2)
 
     def problems(self) -> list[str]:
-        """The answer of its readiness page while it is not ready."""
+        """What its readiness page says is missing."""
         try:
             with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}/readyz", timeout=5) as answer:
-                body = answer.read()
+                return list(json.loads(answer.read())["problems"])
         except urllib.error.HTTPError as refused:
-            body = refused.read()
-        return list(json.loads(body)["problems"])
+            return list(json.loads(refused.read())["problems"])
+        except OSError as absent:
+            return [str(absent)]
+
+    def is_ready(self) -> bool:
+        return not self.problems()
 
     def stop(self) -> float:
         """Seconds that it took to end well after SIGTERM."""
@@ -240,33 +237,17 @@ async def test_a_worker_releases_every_event_once_although_a_master_is_killed_wh
         words = {"redis.cluster": json.dumps(settings["redis.cluster"]), "operator.port": str(free_port())}
         given = environment({**settings, **words, "config": str(hourly.BUS)})
         await create_topic(kafka, topic_name, PARTITIONS)
-        await create_topics(config)
-
-        async def run(*arguments: str) -> None:
-            call = [*hexveil, *arguments]
-            done = await asyncio.to_thread(
-                subprocess.run, call, env=given, cwd=tmp_path, capture_output=True, text=True
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
-
-        await run("ledger", "adopt", "--since", "2017-03-21", "--no-other-ledger")
-        await run("replay", str(recording(tmp_path)), "--format", "canonical")
-        log = tmp_path / "worker.log"
-        worker = subprocess.Popen([*hexveil, "worker"], env=given, cwd=tmp_path, stderr=log.open("w"))
+        await asyncio.to_thread(make_ready, hexveil, given, tmp_path, hourly.BUS, since="2017-03-21")
+        replay = [*hexveil, "replay", str(recording(tmp_path)), "--format", "canonical"]
+        await asyncio.to_thread(subprocess.run, replay, env=given, cwd=tmp_path, check=True)
         client = redis_client(config.redis)
-        deadline = time.monotonic() + 90
-        try:
+        async with working(hexveil, given, tmp_path, hourly.BUS), asyncio.timeout(90):
             while not sum((await RowStore.of(client, config).next_offsets()).values()):
-                assert time.monotonic() < deadline, log.read_text()[-3000:]
                 await asyncio.sleep(0.02)
             holder_of_rows_only(cluster, topic_name, topic_name).process.kill()
             while len(await read_all(kafka, topic_name, [WINDOW])) < WINDOWS:
-                assert time.monotonic() < deadline, log.read_text()[-3000:]
                 await asyncio.sleep(0.3)
             cells = [json.loads(message.value) for message in await read_all(kafka, topic_name, [HEXAGON_SPEED])]
             assert sum(cell["events"] for cell in cells) == EVENTS
             assert len(await read_all(kafka, topic_name, [WINDOW])) == WINDOWS
-        finally:
-            worker.terminate()
-            worker.wait(60)
-            await client.aclose()
+        await client.aclose()

@@ -21,7 +21,28 @@ BUS, RIDERS = str(hourly.BUS), str(hourly.RIDERS)
 
 
 def hexveil(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), (arguments, result.exception)
+    return result
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = hexveil(*arguments)
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder; no server answers."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
+    monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:9")
+    monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://127.0.0.1:9/0")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    event = {"user": "a", "time": SLOT * 1000, "lat": 30.25, "lng": -97.7, "speed": 20}
+    (tmp_path / "day.ndjson").write_text(json.dumps(event) + "\n")
+    return tmp_path
 
 
 def test_check_says_what_is_promised_and_how_many_windows_the_budget_pays():
@@ -45,10 +66,8 @@ def test_init_writes_a_configuration_that_check_accepts_and_never_overwrites(tmp
     assert hexveil("init", str(file), "--force").exit_code == 0
 
 
-def test_servers_that_do_not_answer_are_exit_3_with_a_remedy(monkeypatch, tmp_path):
-    monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:9")
-    monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://127.0.0.1:9/0")
-    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "key"))
+@pytest.mark.usefixtures("desk")
+def test_servers_that_do_not_answer_are_exit_3_with_a_remedy():
     result = hexveil("doctor", "--config", BUS, "--json")
     assert result.exit_code == 3
     failed = [finding for finding in json.loads(result.stdout) if not finding["ok"]]
@@ -57,49 +76,36 @@ def test_servers_that_do_not_answer_are_exit_3_with_a_remedy(monkeypatch, tmp_pa
     assert hexveil("ledger", "show", "--config", BUS).exit_code == 3
 
 
-def test_offline_replay_writes_releases_to_stdout_and_the_outcome_to_stderr(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "day.ndjson"
-    event = {"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}
-    file.write_text(json.dumps(event) + "\nnot json\n")
-    result = hexveil("replay", str(file), "--offline", "--config", BUS)
+def test_offline_replay_writes_releases_to_stdout_and_the_outcome_to_stderr_and_a_ledger_in_a_folder_outlives_it(desk):
+    with (desk / "day.ndjson").open("a") as day:
+        day.write("not json\n")
+    command = ("replay", "day.ndjson", "--offline", "--config", BUS)
+    result = hexveil(*command)
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["topic"] for line in lines] == ["hexveil.hexagon-speed.v1", "hexveil.window.v1"]
     assert "1 refused" in result.stderr
+    first, again = (hexveil(*command, "--state", "ledger", "--json") for _ in range(2))
+    assert (first.exit_code, again.exit_code) == (0, 0)
+    assert len(first.stdout.splitlines()) == 2
+    assert again.stdout == ""
+    assert json.loads(again.stderr)["already_released"] == 1
 
 
-def test_which_windows_participation_releases_offline_depends_on_the_named_span_alone(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "one.ndjson").write_text(
-        json.dumps({"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}) + "\n"
-    )
-    (tmp_path / "none.ndjson").write_text("")
-    refused = hexveil("replay", "one.ndjson", "--offline", "--config", RIDERS)
+def test_which_windows_participation_releases_offline_depends_on_the_named_span_alone(desk):
+    (desk / "none.ndjson").write_text("")
+    refused = hexveil("replay", "day.ndjson", "--offline", "--config", RIDERS)
     assert refused.exit_code == 2
     assert "--from" in refused.stderr
     span = ("--from", "2017-03-21T06:00", "--until", "2017-03-21T09:00")
     windows = []
-    for name in ("one.ndjson", "none.ndjson"):
+    for name in ("day.ndjson", "none.ndjson"):
         result = hexveil("replay", name, "--offline", "--config", RIDERS, *span)
         assert result.exit_code == 0, result.output
         lines = [json.loads(line) for line in result.stdout.splitlines()]
         windows.append([(line["headers"]["ce_id"], line["key"]) for line in lines])
     assert windows[0] == windows[1]
     assert len([name for name, _ in windows[0] if name.startswith("hexveil.window.v1/")]) == 3
-
-
-def test_a_ledger_kept_in_a_folder_outlives_the_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "day.ndjson").write_text(
-        json.dumps({"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}) + "\n"
-    )
-    command = ("replay", "day.ndjson", "--offline", "--config", BUS, "--state", "ledger", "--json")
-    first, again = hexveil(*command), hexveil(*command)
-    assert (first.exit_code, again.exit_code) == (0, 0)
-    assert len(first.stdout.splitlines()) == 2
-    assert again.stdout == ""
-    assert json.loads(again.stderr)["already_released"] == 1
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -159,26 +165,6 @@ def toml(old: str, new: str) -> Callable[[Path], None]:
     text = Path(RIDERS).read_text(encoding="utf-8")
     assert old in text
     return lambda path: path.write_text(text.replace(old, new), encoding="utf-8") and None
-
-
-@pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder; no server answers."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
-    monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:9")
-    monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://127.0.0.1:9/0")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("x")
-    event = {"user": "a", "time": SLOT * 1000, "lat": 30.25, "lng": -97.7, "speed": 20}
-    (tmp_path / "day.ndjson").write_text(json.dumps(event) + "\n")
-    return tmp_path
-
-
-def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exception is None or isinstance(result.exception, SystemExit), (arguments, result.exception)
-    return result.exit_code, result.output
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from stream.config import Config
 from stream.config.histogram import MAX_MESSAGE_BYTES
 from stream.config.public_cells import MAX_CELLS
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, encode_outbox
-from stream.messages.topics import create_topics
 from stream.protocol.close_process import close_windows
 from stream.protocol.parts import ContentError, statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
@@ -28,7 +27,7 @@ from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from tests.dpcore.silence import Silence
 from tests.support.builders import SLOT, bus_config, located_rows, random_rows, with_histograms
-from tests.support.closing import Collected, protocol_of
+from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.participating import riders
 from tests.support.releasing import bodies_of, planned_with_fixes, released
 from tests.support.stored_rows import fill, store
@@ -98,19 +97,9 @@ async def test_redelivery_order_and_partitions_of_the_feed_change_no_byte_of_any
         assert await release(redis, config, batches) == once
 
 
-class KilledError(Exception):
-    """Raised in place of a crash."""
-
-
 async def planned_then_killed(redis: Redis, config: Config, rows: np.ndarray) -> None:
     await store(redis, config, rows)
-
-    def die(step: str) -> None:
-        if step == "plan":
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        await protocol_of(redis, config, Collected(), after_step=die).close(SLOT)
+    await close_until(protocol_of(redis, config, Collected()), SLOT, "plan")
 
 
 @pytest.mark.parametrize("change", ["removed", "another box", "more mechanisms"])
@@ -218,27 +207,19 @@ def test_the_messages_of_the_most_cells_fit_into_one_value_of_redis(tmp_path):
     assert whole < plan.LARGEST_VALUE < 1 << 29
 
 
-async def test_events_beyond_a_limit_are_counted_and_not_released(
-    kafka, redis, redis_url, tmp_path, topic_name, monkeypatch
-):
+async def test_events_beyond_a_limit_are_counted_and_not_released(feed, redis, monkeypatch):
     """60 events of 12 users, of which at most 3 count: real Kafka and Redis."""
-    settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url}
     monkeypatch.setattr("stream.terms.MAX_EVENTS_PER_USER", 3)
-    config = bus_config(tmp_path, **settings)
-    await create_topics(config)
-    await Ledger(redis, topic_name).start_generation(birth=0)
-    rows = random_rows(1, 60)
-    await RowStore(redis, topic_name).append("t/0", 0, 60, rows, np.arange(60), np.full(60, SLOT))
+    config, rows = feed(), random_rows(1, 60)
+    await store(redis, config, rows)
     (report,) = await close_windows(config, [SLOT])
     counts = np.unique(rows["user"], return_counts=True)[1]
     beyond = int(np.maximum(counts - 3, 0).sum())
     assert report.failure is None
     assert report.beyond_limits == beyond > 0
-    bodies = [(r.topic, json.loads(r.value)) for r in await read_all(kafka, topic_name)]
+    bodies = [(r.topic, json.loads(r.value)) for r in await read_all(config.kafka.bootstrap, config.feed.name)]
     assert sum(body["events"] for topic, body in bodies if topic != WINDOW) == 60 - beyond
     worker = Worker(config)
-    try:
-        worker.record(report)
-    finally:
-        await worker.redis.aclose()
+    worker.record(report)
+    await worker.redis.aclose()
     assert worker.metrics.events_beyond_limits._value.get() == beyond

@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 import redis as blocking
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
 from stream.app.doctor import ledger_finding
 from stream.cli import app
-from stream.config import Config
-from stream.config.privacy import PrivacyConfig
 from stream.config.servers import KafkaConfig
 from stream.ingestion.pseudonyms import load_user_key
-from stream.local import REPO_ROOT, KafkaServer
+from stream.local import KafkaServer
 from stream.local.kafka import write_identity
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
@@ -35,7 +32,8 @@ from stream.windows import Window
 from tests.support.builders import SLOT, bus_config
 from tests.support.city import HOUR, City
 from tests.support.closing import Collected, close_until, protocol_of
-from tests.support.sharing import BUDGET, LEDGER, PERIOD, each_stored, sharing, spent, stored
+from tests.support.feeding import administering
+from tests.support.sharing import BUDGET, LEDGER, PERIOD, each_stored, sharing, sharing_file, spent, stored
 
 
 async def joined(city: City) -> list[str]:
@@ -44,12 +42,8 @@ async def joined(city: City) -> list[str]:
 
 
 async def cluster_of(bootstrap: str) -> str:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
+    async with administering(bootstrap) as admin:
         return (await admin.describe_cluster())["cluster_id"]
-    finally:
-        await admin.close()
 
 
 @pytest.fixture(scope="module")
@@ -139,32 +133,10 @@ async def test_doctor_of_a_shared_ledger_writes_nothing(city):
         assert {key: await client.dump(key) for key in await client.keys()} == before
 
 
-async def test_doctor_names_the_feeds_of_a_ledger_who_holds_its_periods_and_budgets_that_differ(city):
-    privacy = PrivacyConfig.model_validate(
-        city.tram.privacy.model_dump(by_alias=True, exclude_unset=True) | {"budget": 90.0}
-    )
-    low = city.tram.model_copy(update={"privacy": privacy})
-    bus, tram = city.bus.feed.name, city.tram.feed.name
-    await city.verify(city.bus)
-    await city.verify(low)
-    async with Redis.from_url(city.server.url) as client:
-        await client.hset(FeedKeys.of(city.bus).feeds, bus, SLOT)
-        finding = await ledger_finding(city.bus, client)
-    assert finding.ok, finding
-    assert f"of the feeds {bus}, {tram}" in finding.found
-    assert f"retirement waits for '{tram}'" in finding.found
-    assert f"'{bus}' 96, '{tram}' 90" in finding.found
-    assert "the next one gets 90" in finding.found
-
-
 async def sent(city: City, feed: str, value: dict[str, Any] | bytes) -> None:
-    producer = AIOKafkaProducer(bootstrap_servers=city.bus.kafka.bootstrap)
-    await producer.start()
-    try:
+    async with AIOKafkaProducer(bootstrap_servers=city.bus.kafka.bootstrap) as producer:
         body = value if isinstance(value, bytes) else json.dumps(value).encode()
         await producer.send_and_wait(WINDOW, body, key=feed.encode())
-    finally:
-        await producer.stop()
 
 
 async def test_a_bad_marker_of_an_unrelated_feed_stops_nobody_and_one_of_a_member_stops_all(city):
@@ -244,43 +216,31 @@ async def test_a_feed_leaves_once_it_has_published_what_it_charged_and_holds_not
     assert await Retirement(redis, "bus", bus.slotting, LEDGER).retire(end) == end
 
 
-async def refused_after_leaving(redis: Redis, tram: Config, last: str) -> Collected:
-    """A worker of ``tram`` closes a window while an operator lets the feed leave after its step ``last``; its charge is
-    refused. Returns what it published.
-    """
+@pytest.mark.parametrize("last", ["read", "plan"])
+async def test_a_feed_may_leave_while_its_worker_plans_and_again_whatever_the_worker_leaves_behind(
+    redis, tmp_path, last
+):
+    """The worker has looked before the feed left, so it stores a plan, or goes on with one that nobody has paid for.
+    Nobody is charged, nothing is published, and the plan holds nobody."""
+    _, tram = sharing(tmp_path)
+    shared, ledger, publisher = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram), Collected()
     await stored(redis, tram, 1)
-    await Ledger.of(redis, tram).start_generation(birth=0)
+    await ledger.start_generation(birth=0)
 
     async def leave(step: str) -> None:
         if step == last:
-            await SharedLedger(redis, "bus", LEDGER).leave("tram")
+            await shared.leave("tram")
 
-    publisher = Collected()
     with pytest.raises(BeforeBirthError):
         await protocol_of(redis, tram, publisher, after_step=leave).close(SLOT)
-    return publisher
-
-
-async def test_a_feed_may_leave_while_its_worker_plans_and_again_whatever_the_worker_leaves_behind(redis, tmp_path):
-    """The worker has looked before the feed left, so it stores a plan. Nobody is charged, and the plan holds nobody."""
-    _, tram = sharing(tmp_path)
-    shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
-    await refused_after_leaving(redis, tram, "read")
     assert await redis.exists(FeedKeys.of(tram).plan(SLOT))
-    assert await ledger.total(PERIOD) == (0, 0)
     await ledger.start_generation()  # its worker looks again
     with pytest.raises(BeforeBirthError):
-        await protocol_of(redis, tram, Collected()).close(SLOT)
+        await protocol_of(redis, tram, publisher).close(SLOT)
+    assert await ledger.total(PERIOD) == (0, 0)
+    assert publisher.messages == []
     await shared.leave("tram")
     assert await shared.feeds() == {}
-
-
-async def test_a_plan_that_nobody_has_paid_for_does_not_keep_its_feed(redis, tmp_path):
-    """If the worker goes on, its charge is refused and what it would draw is not."""
-    _, tram = sharing(tmp_path)
-    publisher = await refused_after_leaving(redis, tram, "plan")
-    assert publisher.messages == []
-    assert await Ledger.of(redis, tram).total(PERIOD) == (0, 0)
 
 
 async def test_a_plan_that_was_left_behind_is_charged_within_the_budget_if_its_period_is_adopted(redis, tmp_path):
@@ -327,15 +287,8 @@ async def test_a_feed_that_left_joins_again_with_a_birth_of_its_own(city):
     assert "began before" in reason
 
 
-async def test_a_feed_that_did_not_join_cannot_leave(redis):
-    with pytest.raises(LedgerError, match="'metro' did not join ledger 'city'; its feeds are: none"):
-        await SharedLedger(redis, "bus", LEDGER).leave("metro")
-
-
 def test_leaving_asks_for_a_confirmation(redis_url, redis, tmp_path):
-    file = tmp_path / "bus.toml"
-    text = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8")
-    file.write_text(text.replace("[hexagons]", f'[ledger]\nname = "{LEDGER}"\n\n[hexagons]'), encoding="utf-8")
+    file = sharing_file(tmp_path)
     keys = FeedKeys("tram", LEDGER)
     with blocking.Redis.from_url(redis_url) as client:
         client.hset(keys.feeds, "tram", 0)

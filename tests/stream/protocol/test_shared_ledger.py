@@ -7,54 +7,37 @@ A shard that takes over has done the first of what its master did, so its states
 
 import io
 import json
-from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from dpcore.noise import Noise
 from stream.config import Config
 from stream.local import RedisServer
 from stream.offline import replay_offline
 from stream.protocol import close_process
-from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.ledger_check import LedgerCheck
-from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import STEPS, ReleaseProtocol
+from stream.protocol.release_protocol import STEPS
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, SetBackError
-from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import AppendTimes, Behind, NotSealedError, ReadThrough, RowStore
+from stream.storage.row_store import NotSealedError, RowStore
 from stream.windows import Window
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, in_order, random_rows
 from tests.support.city import HOUR, City
 from tests.support.closing import Collected, Stopped, close_until, protocol_of
-from tests.support.sharing import BUDGET, LEDGER, PERIOD, drawn, each_stored, sharing, spent, stored
-
-
-async def worst_of_two_feeds(redis: Redis, tmp_path: Path) -> int:
-    """The most that the releases of two feeds cost one user, by the plans from which they were drawn."""
-    both = sharing(tmp_path)
-    await each_stored(redis, *both)
-    costs = [await drawn(redis, config) for config in both]
-    total = costs[0] + costs[1]
-    if not any(cost > BUDGET for cost in total.values()):
-        assert await spent(redis, both[0]) == total
-    return max(total.values())
+from tests.support.shards import AFTER_US, N, closing, note_ends, read_on
+from tests.support.sharing import BUDGET, PERIOD, drawn, each_stored, sharing, spent, stored
+from tests.support.stored_rows import dump, put_back
 
 
 async def test_the_releases_of_two_feeds_cost_nobody_more_than_one_budget(redis, tmp_path):
-    assert 0 < await worst_of_two_feeds(redis, tmp_path) <= BUDGET
-
-
-async def test_the_audit_finds_feeds_that_each_keep_counters_of_their_own(redis, tmp_path, monkeypatch):
-    """The planted bug."""
-    monkeypatch.setattr(FeedKeys, "ledger", lambda self, period: f"hv:{{ledger:{LEDGER}}}:{self.feed}:{period}")
-    assert await worst_of_two_feeds(redis, tmp_path) > BUDGET
+    """By the plans from which they were drawn."""
+    bus, tram = sharing(tmp_path)
+    await each_stored(redis, bus, tram)
+    total = await drawn(redis, bus) + await drawn(redis, tram)
+    assert 0 < max(total.values()) <= BUDGET
+    assert await spent(redis, bus) == total
 
 
 @pytest.mark.parametrize("moment", ["seal", "read", "plan", "charge", "draw", "commit"])
@@ -122,6 +105,7 @@ async def test_a_redis_set_back_to_before_a_charge_of_another_feed_stops_every_f
     if own:
         assert await city.release(city.bus, 1) is None
     city.set_back()
+    close_process.begin_anew()
     before = await city.spent()
     for config in (city.bus, city.tram):
         reason = await city.release(config, 2)
@@ -142,11 +126,9 @@ async def test_a_redis_that_lost_a_charge_of_another_feed_after_the_last_look_pu
         await look(self)
         looks.append(1)
         if len(looks) == 1:
-            older = {key: await client.dump(key) for key in await client.keys()}
+            older = await dump(client)
             assert await city.release(city.tram, 0) is None
-            await client.flushall()
-            for key, value in older.items():
-                await client.restore(key, 0, value)
+            await put_back(client, older)
 
     with monkeypatch.context() as patch:
         patch.setattr(LedgerCheck, "verify", overtaken)
@@ -174,7 +156,7 @@ async def test_a_feed_without_releases_of_its_own_starts_no_ledger_where_another
 async def test_two_redis_behind_one_ledger_stop_each_other(city, redis_binary, tmp_path):
     with RedisServer(tmp_path / "other", binary=redis_binary) as server:
         settings = city.tram.redis.model_copy(update={"url": server.url})
-        other = City(city.bus, city.tram.model_copy(update={"redis": settings}), server, tmp_path)
+        other = City((city.bus, city.tram.model_copy(update={"redis": settings})), server, tmp_path)
         await city.fill()
         await other.fill()
         assert await city.release(city.bus, 0) is None
@@ -216,60 +198,25 @@ def test_recordings_of_two_feeds_share_the_budget_of_a_folder(tmp_path):
     assert 0 < runs[0][1] == runs[1][1] <= 3 * BUDGET, "the second feed spent a budget of its own"
 
 
-async def test_a_window_of_one_feed_does_not_overwrite_that_of_another(redis, tmp_path):
-    bus, tram = sharing(tmp_path, **{"privacy.budget": 96.0})
-    for seed, config in enumerate((bus, tram)):
-        await stored(redis, config, seed)
-        await close_until(protocol_of(redis, config, Collected()), SLOT, "commit")
-    boxes = [await redis.get(FeedKeys.of(config).outbox(SLOT)) for config in (bus, tram)]
-    assert None not in boxes
-    assert boxes[0] != boxes[1]
-
-
 async def test_a_charge_notices_that_redis_lost_a_commit_of_another_feed_since_the_last_look(redis, tmp_path):
     bus, tram = sharing(tmp_path, **{"privacy.budget": 96.0})
     await each_stored(redis, bus, tram)
-    older = {key: await redis.dump(key) for key in await redis.keys()}
+    older = await dump(redis)
     await drawn(redis, tram)
     publisher = Collected()
     worker = protocol_of(redis, bus, publisher)
     assert await worker.ledger.sequence() == 0
-    await redis.flushall()
-    for key, value in older.items():
-        await redis.restore(key, 0, value)
+    await put_back(redis, older)
     with pytest.raises(SetBackError, match="1 windows of the feeds of ledger 'city' were committed, Redis remembers 0"):
         await worker.close(SLOT)
     assert publisher.messages == []
     assert await worker.ledger.periods() == []
 
 
-NAMES, N, AN_HOUR = ("bus/0", "bus/1"), 20, 3600
-AFTER_US = (SLOT + 24 * AN_HOUR) * 1_000_000
+NAMES = ("bus/0", "bus/1")
 LOGS = {name: np.split(in_order(random_rows(number, 2 * N, slot=SLOT)), 2) for number, name in enumerate(NAMES)}
 STATES = ("nothing", "opened", "half of the rows", "all rows", "read to the end", "sealed")
 STEPS_OF_SHARDS = ("seal", "read", "plan", "charge", "commit", "publish", "confirm")
-
-
-async def store_from(state: RowStore, name: str, batch: int) -> None:
-    """What a reader does that has stored the partition before."""
-    while batch < len(LOGS[name]):
-        rows, first = LOGS[name][batch], batch * N
-        at = int(rows["time"].max())
-        arrivals = AppendTimes(np.full(N, at), at, lambda slot: (slot + AN_HOUR) * 1_000_000 + 60_000_000)
-        given = first, first + N, rows, np.arange(first, first + N), np.full(N, SLOT), arrivals
-        try:
-            await state.append(name, *given, begun=batch > 0)
-            batch += 1
-        except Behind as behind:
-            batch = behind.stored // N
-
-
-async def read_on(state: RowStore) -> None:
-    """A look at the ends, which reads again what was lost."""
-    ends = [ReadThrough(name, 2 * N, 2 * N, AFTER_US) for name in NAMES]
-    while behind := await state.read_through(ends):
-        for name, offset in behind.items():
-            await store_from(state, name, offset // N)
 
 
 class Shard:
@@ -286,14 +233,8 @@ class Shard:
 
     async def set_back(self, name: str) -> None:
         await self._redis.delete(*self._names)
-        for key, dump in self._states[name].items():
-            await self._redis.restore(key, 0, dump)
-
-
-def protocol(redis: Redis, config: Config, publisher: Collected) -> ReleaseProtocol:
-    rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
-    due = RowsOfCluster(DueWindows(config, rows, store, ledger))
-    return ReleaseProtocol(statistics_of(config), redis, due, ledger, publisher, Noise())
+        for key, value in self._states[name].items():
+            await self._redis.restore(key, 0, value)
 
 
 async def fill(redis: Redis, config: Config) -> tuple[RowStore, Shard]:
@@ -302,16 +243,14 @@ async def fill(redis: Redis, config: Config) -> tuple[RowStore, Shard]:
     await Ledger.of(redis, config).start_generation(birth=0)
     await state.list_partitions(NAMES, AFTER_US)
     await shard.remember("nothing")
-    await store_from(state, NAMES[0], 0)
+    await read_on(state, NAMES[0], LOGS[NAMES[0]], 0)
     await state.move(NAMES[1], 0, 0)
     await shard.remember("opened")
-    rows, at = LOGS[NAMES[1]][0], int(LOGS[NAMES[1]][0]["time"].max())
-    arrivals = AppendTimes(np.full(N, at), at, lambda slot: (slot + AN_HOUR) * 1_000_000 + 60_000_000)
-    await state.append(NAMES[1], 0, N, rows, np.arange(N), np.full(N, SLOT), arrivals)
+    await read_on(state, NAMES[1], LOGS[NAMES[1]][:1], 0)
     await shard.remember("half of the rows")
-    await store_from(state, NAMES[1], 1)
+    await read_on(state, NAMES[1], LOGS[NAMES[1]], 1)
     await shard.remember("all rows")
-    await read_on(state)
+    await note_ends(state, LOGS)
     await shard.remember("read to the end")
     return state, shard
 
@@ -328,7 +267,7 @@ async def closed_with_set_back(
     """Close the window while the shard is set back after ``step`` of the first attempt, whose worker may be killed
     then.
 
-    Returns how often the window had to wait.
+    Returns how often the window had to be read again before it was released.
     """
     state, shard = await fill(redis, config)
 
@@ -339,24 +278,16 @@ async def closed_with_set_back(
             if killed:
                 raise Stopped
 
-    with suppress(Stopped):
+    waited = 0
+    for hooks in ({"after_step": set_back}, {}, {}):
         try:
-            await replace(protocol(redis, config, publisher), after_step=set_back).close(SLOT)
+            await closing(redis, config, publisher, **hooks).close(SLOT)
+        except Stopped:
+            continue
         except NotSealedError:
-            await read_on(state)
-            return state, 1 + await waits(redis, config, publisher, state)
-    return state, await waits(redis, config, publisher, state)
-
-
-async def waits(redis: Redis, config: Config, publisher: Collected, state: RowStore) -> int:
-    """How often the window has to be read again before it is released."""
-    try:
-        await protocol(redis, config, publisher).close(SLOT)
-    except NotSealedError:
-        await read_on(state)
-        await protocol(redis, config, publisher).close(SLOT)
-        return 1
-    return 0
+            await note_ends(state, LOGS)
+            waited += 1
+    return state, waited
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["and the worker goes on", "and the worker is killed"])
@@ -365,7 +296,7 @@ async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_
     config, expected = bus_config(tmp_path, **PLAINLY_PLANNED), Collected()
     await redis.config_set("appendfsync", "no")
     await fill(redis, config)
-    await protocol(redis, config, expected).close(SLOT)
+    await closing(redis, config, expected).close(SLOT)
     right = await outcome(redis, config, expected)
     assert sum(events or 0 for _, events, _ in right[0]) == 4 * N
     waited = set()
@@ -374,9 +305,9 @@ async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_
         state, times = await closed_with_set_back(redis, config, publisher, back, step, killed=killed)
         waited |= {back} if times else set()
         assert await outcome(redis, config, publisher) == right, back
-        await read_on(state)
+        await note_ends(state, LOGS)
         for slot in (await state.look()).slots:
-            await protocol(redis, config, publisher).close(slot)
+            await closing(redis, config, publisher).close(slot)
         assert (await state.look()).slots == []
         assert await outcome(redis, config, publisher) == right, back
     unread = set(STATES[: STATES.index("read to the end")])

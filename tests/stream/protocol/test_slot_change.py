@@ -9,24 +9,16 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.app.worker import Worker
 from stream.config import Config
 from stream.statistics.plan import PlanError
 from stream.storage.ledger import Ledger
-from stream.storage.row_store import ReadThrough, RowStore
+from stream.storage.row_store import RowStore
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
-from tests.support.closing import Collected, protocol_of
+from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.stored_rows import due
 
 HALF = 1800
-
-
-class Clock:
-    """Clock of the store."""
-
-    now = float(SLOT + 86_400)
-
-    async def now_us(self) -> int:
-        return int(self.now * 1e6)
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 async def collect(redis: Redis, config: Config) -> None:
@@ -39,31 +31,18 @@ async def collect(redis: Redis, config: Config) -> None:
 
 async def released(redis: Redis, config: Config) -> list[tuple[str, dict[str, Any], int]]:
     """(Identifier, window, events) of every window that is due, oldest first."""
-    worker, windows = Worker(config), []
-    now = await worker.rows.now_us()
-    await worker.rows.list_partitions(["bus/0"], now)
-    assert await worker.rows.read_through([ReadThrough("bus/0", 300, 300, now)]) == {}
-    try:
-        for slot in await worker.due_slots():
-            out = Collected()
-            await protocol_of(redis, config, out).close(slot)
-            bodies = [json.loads(message.value) for message in out.messages]
-            windows.append((out.messages[-1].ce_id, bodies[-1]["window"], sum(b.get("events", 0) for b in bodies[:-1])))
-    finally:
-        await worker.redis.aclose()
+    windows = []
+    for slot in await due(config, "bus/0"):
+        out = Collected()
+        await protocol_of(redis, config, out).close(slot)
+        bodies = [json.loads(message.value) for message in out.messages]
+        windows.append((out.messages[-1].ce_id, bodies[-1]["window"], sum(b.get("events", 0) for b in bodies[:-1])))
     return windows
 
 
 def events(start: int, end: int) -> int:
     time = random_rows(3, 300)["time"] // 1_000_000 - SLOT
     return int(((time >= start) & (time < end)).sum())
-
-
-@pytest.fixture(autouse=True)
-def later(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(RowStore, "now_us", lambda _: clock.now_us())
-    return clock
 
 
 async def test_after_longer_slots_no_window_says_more_than_it_holds_and_identifiers_differ(redis, redis_url, tmp_path):
@@ -89,14 +68,8 @@ async def test_after_shorter_slots_a_window_holds_the_rows_of_its_own_time(redis
 async def test_a_window_that_was_planned_is_finished_as_it_was_planned(redis, redis_url, tmp_path):
     before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("30m", "1h"))
     await collect(redis, before)
-
-    async def stop(step: str) -> None:
-        if step == "charge":
-            raise InterruptedError
-
     await protocol_of(redis, before, Collected()).close(SLOT)
-    with pytest.raises(InterruptedError):
-        await protocol_of(redis, before, Collected(), after_step=stop).close(SLOT + HALF)
+    await close_until(protocol_of(redis, before, Collected()), SLOT + HALF, "charge")
     ((_, window, number),) = await released(redis, after)
     assert window == {"start": "2017-03-21T12:30:00Z", "end": "2017-03-21T13:00:00Z"}
     assert number == events(HALF, 2 * HALF)
@@ -104,7 +77,7 @@ async def test_a_window_that_was_planned_is_finished_as_it_was_planned(redis, re
 
 @pytest.mark.parametrize(("slots", "ends"), [(("30m", "1h"), ["14:00"]), (("1h", "30m"), ["13:00", "13:30", "14:00"])])
 async def test_under_participation_the_ticks_go_on_from_a_beginning_of_the_new_length(
-    redis, redis_url, tmp_path, later, slots, ends
+    redis, redis_url, tmp_path, clock, slots, ends
 ):
     """Half an hour after the start, a feed with slots of 30 minutes has released one window, and one with slots of an
     hour none. Then the length changes.
@@ -113,12 +86,12 @@ async def test_under_participation_the_ticks_go_on_from_a_beginning_of_the_new_l
     settings = {"redis.url": redis_url, "feed.domain": box, "hexagons.resolution": 6}
     before, after = (riders_config(tmp_path, **settings, **{"window.slot": slot}) for slot in slots)
     await collect(redis, before)
-    later.now = float(SLOT)
+    clock.now = float(SLOT)
     assert await released(redis, before) == []
-    later.now = SLOT + HALF + before.window.allowed_delay.total_seconds() + 1
+    clock.now = SLOT + HALF + before.window.allowed_delay.total_seconds() + 1
     first = await released(redis, before)
     assert [window["end"][11:16] for _, window, _ in first] == (["12:30"] if slots[0] == "30m" else [])
     assert await released(redis, before) == []
-    later.now = SLOT + 4 * HALF + before.window.allowed_delay.total_seconds() + 1
+    clock.now = SLOT + 4 * HALF + before.window.allowed_delay.total_seconds() + 1
     windows = await released(redis, after)
     assert [window["end"][11:16] for _, window, _ in windows] == (ends if slots[0] == "30m" else ["12:30", *ends])

@@ -20,7 +20,7 @@ from stream.cli import app
 from stream.config import Config, load_config
 from stream.config.privacy import PrivacyConfig
 from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint
-from stream.local import REPO_ROOT
+from stream.local import free_port
 from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError
@@ -29,7 +29,8 @@ from stream.storage.shared_ledger import SharedLedger
 from stream.windows import Horizon, Slotting
 from tests.support.builders import SLOT
 from tests.support.closing import Collected, protocol_of
-from tests.support.sharing import LEDGER, PERIOD, sharing, spent, stored
+from tests.support.environment import worker_environment
+from tests.support.sharing import LEDGER, PERIOD, sharing, sharing_file, spent, stored
 
 
 async def starts(redis: Redis, config: Config) -> None:
@@ -177,9 +178,7 @@ async def test_a_worker_that_closes_nothing_states_its_lower_budget_too(redis, r
 
 
 def test_the_command_states_the_configured_budget_and_asks_for_a_confirmation(redis_url, redis, tmp_path):
-    file = tmp_path / "bus.toml"
-    text = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8")
-    file.write_text(text.replace("[hexagons]", f'[ledger]\nname = "{LEDGER}"\n\n[hexagons]'), encoding="utf-8")
+    file = sharing_file(tmp_path)
     config = load_config(file)
     keys, command = FeedKeys.of(config), ["ledger", "budget", "--config", str(file)]
     environment = {"HEXVEIL_REDIS__URL": redis_url}
@@ -211,11 +210,20 @@ def test_the_command_states_the_configured_budget_and_asks_for_a_confirmation(re
         (96, 90, "states the budget 96, the configuration 90: a worker that starts lowers it", "the next one gets 95"),
     ],
 )
-async def test_doctor_names_the_budget_that_is_stated_and_what_changes_it(city, tram, given, sentence, differ):
+async def test_doctor_names_the_feeds_who_holds_periods_the_budgets_that_are_stated_and_what_changes_them(
+    city, tram, given, sentence, differ
+):
+    names = city.bus.feed.name, city.tram.feed.name
     await city.verify(configured(city.bus, 95.0))
     await city.verify(configured(city.tram, float(tram)))
     async with Redis.from_url(city.server.url) as client:
-        sentences = (await ledger_finding(configured(city.tram, float(given)), client)).found
+        await client.hset(FeedKeys.of(city.bus).feeds, names[0], SLOT)
+        finding = await ledger_finding(configured(city.tram, float(given)), client)
+    assert finding.ok, finding
+    sentences = finding.found
+    assert "of the feeds {}, {}".format(*names) in sentences
+    assert f"retirement waits for '{names[1]}'" in sentences
+    assert f"'{names[0]}' 95, '{names[1]}' {tram}" in sentences
     assert sentence in sentences
     assert ("states the budget" in sentences) == bool(sentence)
     assert differ in sentences
@@ -254,19 +262,10 @@ async def test_a_new_key_needs_a_new_name_and_grants_no_budget_twice(horizon, re
 
 async def test_adopting_periods_without_the_user_key_is_refused_and_makes_none(city, tmp_path):
     """A key that never was cannot be the one that the charges of the ledger were made under."""
-    text, file, key = (
-        (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8"),
-        tmp_path / "bus.toml",
-        tmp_path / "nowhere" / "user.key",
-    )
-    file.write_text(text.replace("[hexagons]", '[ledger]\nname = "city"\n\n[hexagons]'), encoding="utf-8")
-    environment = {
-        "HEXVEIL_REDIS__URL": city.server.url,
-        "HEXVEIL_KAFKA__BOOTSTRAP": city.bus.kafka.bootstrap,
-        "HEXVEIL_PRIVACY__USER_KEY_FILE": str(key),
-    }
-    command = ["ledger", "adopt", "--no-other-ledger", "--config", str(file)]
-    adopted = await asyncio.to_thread(CliRunner().invoke, app, command, env=environment)
+    key = tmp_path / "nowhere" / "user.key"
+    env = worker_environment(key.parent, city.bus.kafka.bootstrap, city.server.url, free_port())
+    command = ["ledger", "adopt", "--no-other-ledger", "--config", str(sharing_file(tmp_path))]
+    adopted = await asyncio.to_thread(CliRunner().invoke, app, command, env=env)
     assert adopted.exit_code == 1, adopted.output
     assert str(key) in adopted.output
     assert not key.parent.exists()
