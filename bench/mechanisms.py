@@ -80,5 +80,4 @@ def run(quick: bool) -> dict[str, Any]:
         "chop_user_mean_and_variance_to_the_end_seconds": timed["both"][0],
         "allocation_seconds": timed["allocation"][0],
         "allocation_gap": allocation.gap,
-        "allocation_iterations": allocation.iterations,
     }

@@ -20,16 +20,14 @@ from bench.hourly import hourly_config
 from bench.progress import shown
 from bench.recordings import recordings
 from stream.config import Config
-from stream.ingestion.pseudonyms import load_user_key
 from stream.local import KafkaServer, RedisServer
 from stream.messages.topics import create_topics
-from stream.sources.fix_memory import fix_memory
 from stream.sources.polling import KafkaSink
 from stream.sources.vehicle_positions import GtfsRealtime
 
 FULL, QUICK = 50, 3
 """Snapshots that are measured."""
-_PARTS = ("decode", "publish", "decode_and_publish", "keep", "processor")
+_PARTS = ("decode", "publish", "decode_and_publish", "processor")
 _VEHICLES, _STEP_S, _WARM = 1_715, 15, 3
 _DELHI = {"south": 28.0, "west": 76.5, "north": 29.5, "east": 78.0}
 
@@ -47,8 +45,6 @@ async def _measured(config: Config, count: int) -> dict[str, Any]:
     await create_topics(config)
     first = _snapshot()
     reader = GtfsRealtime(config.feed, config.slotting, "derived")
-    load_user_key(config.privacy.user_key_file)
-    reader.remember_by(fix_memory(config))
     bodies = [_moved(first, step) for step in range(_WARM + count)]
     async with KafkaSink(config, asyncio.Event()) as sink:
         times = [await _timed(reader, sink, body) for body in shown(bodies, "snapshots")]
@@ -75,10 +71,8 @@ async def _timed(reader: GtfsRealtime, sink: KafkaSink, body: bytes) -> tuple[fl
     decoded = time.perf_counter()
     await sink.take(messages)
     published = time.perf_counter()
-    await asyncio.to_thread(reader.keep)
-    kept = time.perf_counter()
     used = time.process_time() - processor
-    return decoded - began, published - decoded, published - began, kept - published, used
+    return decoded - began, published - decoded, published - began, used
 
 
 def _snapshot() -> Any:

@@ -173,14 +173,10 @@ class SnapshotReport:
         if self._as_json:
             typer.echo(json.dumps(self.facts()), err=self._on_stderr)
             return
-        unkept = f"; {tally.unkept} times a vehicle's last fixes were not kept for a restart" if tally.unkept else ""
-        unkept += f"; {tally.damaged} damaged records of last fixes" if tally.damaged else ""
         earlier = f" ({tally.earlier} of them with an earlier timestamp)" if tally.earlier else ""
         typer.echo(
             f"{tally.snapshots} {self._unit}: {tally.events} events, {tally.derived} with a derived speed; "
-            f"{tally.repeated} repeated{earlier}, {tally.without_speed} without any speed"
-            + refusals(tally.refused)
-            + unkept,
+            f"{tally.repeated} repeated{earlier}, {tally.without_speed} without any speed" + refusals(tally.refused),
             err=True,
         )
         wrong = self._wrong_speeds()
@@ -284,14 +280,9 @@ def check_release_file(out: Path | None) -> None:
         raise typer.BadParameter("with --offline and an address, name a file like releases.ndjson", param_hint="--out")
 
 
-def run_live(
-    config: Config, reader: SnapshotEvents, feed: Feed, source: str, out: Path | None, *, offline: bool, force: bool
-) -> None:
+def run_live(config: Config, feed: Feed, source: str, out: Path | None, *, offline: bool, force: bool) -> None:
     """Send a live feed to Kafka, or to the file ``out`` (``-``: stdout), until Ctrl-C; ``offline``: release it into
     that file, which :func:`check_release_file` has seen. ``source``: its name in errors.
-
-    If it goes to Kafka, the last fixes of ``reader`` are kept in Redis under "values", because another process may go
-    on with it.
     """
     from stream.sources.polling import FileSink, KafkaSink
 
@@ -303,9 +294,6 @@ def run_live(
         except OSError as error:
             stop(f"{out}: {error.strerror or error}; --out needs a file that you may write to", FAILED)
     else:
-        from stream.sources.fix_memory import fix_memory
-
-        reader.remember_by(fix_memory(config))
         _run(feed, lambda stopping: KafkaSink(config, stopping))
 
 

@@ -74,7 +74,7 @@ def command(
         finally:
             reader.tally.refused += following.refused
 
-    run_live(settings, reader, feed, address, out, offline=offline, force=force)
+    run_live(settings, feed, address, out, offline=offline, force=force)
     report.summary()
 
 

@@ -121,7 +121,7 @@ def snapshot_command(form: str, what: str) -> Callable[..., None]:
             if len(sources) > 1:
                 stop("give one address, or any number of files and folders; run one command for each feed")
             feed = _polling(reader, sources[0], polling, once=once)
-            run_live(settings, reader, feed, redacted(sources[0]), out, offline=offline, force=force)
+            run_live(settings, feed, redacted(sources[0]), out, offline=offline, force=force)
             report.summary()
             return
         files = _files([Path(source) for source in sources])

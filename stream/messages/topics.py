@@ -106,8 +106,6 @@ async def create_topics(config: Config) -> dict[str, str]:
 
 KEPT_PERIODS = timedelta(days=2)
 """How long a period is kept after its last possible event, so that operators can retry set-aside windows."""
-LAST_FIXES = timedelta(minutes=10)
-"""The longest that the last fixes of a user are kept, with which the next speed is derived."""
 
 
 class Kept(NamedTuple):
@@ -141,7 +139,6 @@ def kept(config: Config) -> list[Kept]:
             True,
             "until their window is published; of a window that was set aside, as long as its period",
         ),
-        Kept("last fixes by pseudonym, where speeds are derived", "Redis, fixes", True, _length(LAST_FIXES)),
         Kept("plans, and what each pseudonym paid in a window", "Redis", True, "until the window is published"),
         Kept(
             "what each pseudonym spent in a period",

@@ -8,7 +8,7 @@ speed is public as well and is not protected.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from dpcore.earth import great_circle_m
 from stream.sources.snapshots import SnapshotError
-from stream.storage.last_fixes import FIX, MOST_FIXES
 from stream.windows import EARLIEST_US
 
 FloatArray = NDArray[np.float64]
@@ -61,7 +60,7 @@ class SpeedDerivation:
     compared.
 
     Vehicles without a fix in the last five minutes are forgotten, so memory is bounded by the number of vehicles on the
-    road. What :meth:`kept` returns and another process recalls gives the same speeds there.
+    road.
     """
 
     def __init__(self) -> None:
@@ -93,44 +92,6 @@ class SpeedDerivation:
         in_period = fixes.time[earlier[at]] >= period if len(at) else np.zeros(0, dtype=bool)
         self._remember(fixes, earlier, now_us)
         return np.where(in_period, speed, np.nan)
-
-    def recall(
-        self, vehicles: Sequence[str], fixes: NDArray[np.void], period: IntArray, anew: Collection[str] = ()
-    ) -> None:
-        """Add fixes (``FIX``, shape (n,)) that this or another process kept. ``vehicles`` and ``period`` as for
-        :meth:`derive`.
-
-        A fix whose vehicle and time are in memory already changes nothing. ``anew``: vehicles whose fixes in memory are
-        replaced.
-        """
-        if anew:
-            replaced = [self._number[name] for name in anew if name in self._number]
-            self._kept = self._kept.part(~np.isin(self._kept.vehicle, replaced))
-        lat, lng = fixes["lat"].astype(np.float64), fixes["lng"].astype(np.float64)
-        time, since = fixes["time"].astype(np.int64), fixes["since"].astype(np.int64)
-        self._kept = self._with_kept(_Fixes(self._numbers(vehicles), time, lat, lng, since, period))
-
-    def kept(self, vehicles: Iterable[str]) -> dict[str, bytes]:
-        """What a later process needs of these vehicles: their fixes in memory, as bytes of ``FIX``, in order of time.
-
-        Of more than ``MOST_FIXES`` it is the oldest and the newest. Vehicles that were forgotten are left out.
-        """
-        fixes = self._kept
-        packed = np.empty(len(fixes.time), dtype=FIX)
-        packed["time"], packed["since"], packed["lat"], packed["lng"] = fixes.time, fixes.since, fixes.lat, fixes.lng
-        octets, size = packed.tobytes(), FIX.itemsize
-        names = [name for name in vehicles if name in self._number]
-        numbers = np.array([self._number[name] for name in names], dtype=np.int64)
-        begins = (size * np.searchsorted(fixes.vehicle, numbers)).tolist()
-        ends = (size * np.searchsorted(fixes.vehicle, numbers, side="right")).tolist()
-        most = size * MOST_FIXES
-        return {
-            name: octets[begin:end]
-            if end - begin <= most
-            else octets[begin : begin + size] + octets[end - most + size : end]
-            for name, begin, end in zip(names, begins, ends, strict=True)
-            if end > begin
-        }
 
     def forget_after(self, times: Mapping[str, int]) -> None:
         """Forget the fixes of some vehicles that are later than a time of each (µs UTC)."""

@@ -286,11 +286,9 @@ class Following:
         except SnapshotError as error:
             log.warning("messages are skipped", reason=str(error), messages=len(publications))
             return False
-        if messages.values:
-            await self._sink.take(messages)
-        await asyncio.to_thread(self._reader.keep)
         if not messages.values:
             return False
+        await self._sink.take(messages)
         self._events += len(messages.values)
         now = time.monotonic()
         if now - self._reported >= _REPORT_SECONDS:

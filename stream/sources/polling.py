@@ -236,7 +236,6 @@ async def poll(
             messages = await _events(reader, body, received_us)
             if messages is not None and messages.values:
                 await sink.take(messages)
-            await asyncio.to_thread(reader.keep)
             brought = messages is not None and bool(messages.values)
             header = None if messages is None else reader.header_us
             change = staleness.answered(header, received_us, brought_events=brought)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -29,11 +27,7 @@ from stream.sources.snapshots import (
     decompressed,
 )
 from stream.sources.timestamps import BEHIND_US, REMEDIES, Judged, RefusalWatch, TimestampWatch, local_as_utc
-from stream.storage.last_fixes import FIX, MOST_FIXES
 from stream.windows import LATEST_S, Slotting
-
-if TYPE_CHECKING:
-    from stream.sources.fix_memory import FixMemory  # only live feeds need it, and importing it takes time
 
 log = structlog.get_logger()
 
@@ -55,9 +49,7 @@ class Tally:
     """Counts of the vehicles of all snapshots and what was done with them. Inside the trust boundary only.
 
     ``earlier``: those of ``repeated`` whose timestamp is earlier than one that was sent. ``set_back``: vehicles of
-    which a later timestamp turned out to be wrong. ``stale``: answers that came while the feed stood still. ``unkept``:
-    vehicles whose last fixes could not be kept, each time that one had new ones. ``damaged``: records of kept fixes
-    that were damaged.
+    which a later timestamp turned out to be wrong. ``stale``: answers that came while the feed stood still.
     """
 
     snapshots: int = 0
@@ -70,8 +62,6 @@ class Tally:
     without_speed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     stale: int = 0
-    unkept: int = 0
-    damaged: int = 0
     driving: int = 0
     driving_but_reported_still: int = 0
 
@@ -116,11 +106,6 @@ class SnapshotEvents:
         self._only_measured = relation == NeighbouringRelation.PARTICIPATION
         self._per_kmh = 1 / SPEED_TO_KMH[feed.speed_unit]
         self._derivation = SpeedDerivation()
-        self._memory: FixMemory | None = None
-        self._unkept: set[str] = set()
-        """Vehicles of which fixes are to be kept."""
-        self._set_back: set[str] = set()
-        """Those of them whose kept fixes are to be replaced, because their clock was ahead."""
         self._newest: dict[str, int] = {}
         self._clock = 0
         self._behind = 0
@@ -150,24 +135,6 @@ class SnapshotEvents:
     def decoder(self, feed: FeedConfig) -> Decode:
         """What reads a document of the format. A source that takes messages has no documents."""
         return _no_documents
-
-    def remember_by(self, memory: FixMemory | None) -> None:
-        """Recall earlier fixes from ``memory``, and give it new ones in :meth:`keep`."""
-        self._memory = memory if self._speeds != "reported" else None
-
-    def keep(self) -> None:
-        """Keep the last fixes of the vehicles that were taken. Call it once their events are stored.
-
-        If the process ends before, the next one derives the same speeds and sends the same events again.
-        """
-        if self._memory is None or not self._unkept:
-            return
-        fixes = self._derivation.kept(self._unkept)
-        refused = self._memory.keep(fixes, self._set_back)
-        self.tally.unkept += len(fixes) if refused is None else refused
-        if refused is not None:
-            self._set_back.clear()
-        self._unkept = set(fixes) if refused is None else set()
 
     def events(self, body: bytes, received_us: int | None = None) -> Messages:
         """The new events of one snapshot in order of time. Raises :class:`SnapshotError` for others and too many."""
@@ -211,29 +178,7 @@ class SnapshotEvents:
             was_ahead = self._clock > snapshot.clock + MAX_FUTURE_US
             self._clock = snapshot.clock if was_ahead else max(self._clock, snapshot.clock)
         self.header_us = snapshot.header
-        self._recall(snapshot.vehicles)
         return self._messages(snapshot, self._fresh(snapshot))
-
-    def _recall(self, vehicles: list[str]) -> None:
-        """Add what another process, or this one before a restart, kept of the vehicles.
-
-        It replaces the fixes of vehicles of which all were kept: what is missing there was taken back by another
-        process, because its timestamp was wrong. Of as many fixes as are kept at most, others may be missing for want
-        of room.
-        """
-        if self._memory is None or not vehicles:
-            return
-        kept = self._memory.recall(list(dict.fromkeys(vehicles)))
-        self.tally.damaged = self._memory.damaged
-        fixes = np.frombuffer(b"".join(kept.values()), FIX)
-        counts = [len(octets) // FIX.itemsize for octets in kept.values()]
-        time = fixes["time"].astype(np.int64)
-        owners = [name for name, count in zip(kept, counts, strict=True) for _ in range(count)]
-        whole = {name for name, count in zip(kept, counts, strict=True) if count < MOST_FIXES} - self._unkept
-        self._derivation.recall(owners, fixes, self._periods(time), whole)
-        newest = time[np.cumsum(counts, dtype=np.int64) - 1].tolist() if kept else []
-        for vehicle, moment in zip(kept, newest, strict=True):
-            self._newest[vehicle] = max(self._newest.get(vehicle, -1), moment)
 
     def _fresh(self, snapshot: Snapshot) -> NDArray[np.int64]:
         """Indexes of the vehicles whose timestamp is newer than any before that is not disproved, in order of time."""
@@ -252,7 +197,8 @@ class SnapshotEvents:
         self.tally.repeated += len(snapshot.vehicles) - len(fresh)
         self._behind = self._number_behind(snapshot, fresh)
         if set_back:
-            self._forget_after(set_back)
+            self.tally.set_back += len(set_back)
+            self._derivation.forget_after(set_back)
         if len(newest) > 2 * len(snapshot.vehicles) + 4096:
             self._newest = self._remembered(newest)
         return np.array(fresh, dtype=np.int64)
@@ -277,12 +223,6 @@ class SnapshotEvents:
             return LATEST_S * 1_000_000
         return snapshot.clock + MAX_FUTURE_US
 
-    def _forget_after(self, set_back: Mapping[str, int]) -> None:
-        self.tally.set_back += len(set_back)
-        self._derivation.forget_after(set_back)
-        if self._memory is not None:
-            self._set_back.update(set_back)
-
     def _remembered(self, newest: dict[str, int]) -> dict[str, int]:
         oldest = self._clock - _FORGET_US
         newest = {vehicle: moment for vehicle, moment in newest.items() if moment >= oldest}
@@ -295,8 +235,6 @@ class SnapshotEvents:
         time, lat, lng = snapshot.time[chosen], snapshot.lat[chosen], snapshot.lng[chosen]
         reported = self._reported(snapshot.speed[chosen]) * 3.6
         derived = self._derivation.derive(vehicles, time, lat, lng, self._periods(time), self._clock)
-        if self._memory is not None:
-            self._unkept.update(vehicles)
         self._compare(reported, derived)
         if self._speeds == "reported":
             speed = reported

@@ -12,7 +12,6 @@ from functools import cache
 from importlib import resources
 from typing import Any, cast
 
-import redis as blocking
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.backoff import NoBackoff
@@ -59,14 +58,6 @@ class _Spanning(RedisCluster):  # type: ignore[misc]  # mypy does not follow whe
             return await super().execute_command(*given, **named)
 
 
-class _BlockingSpanning(blocking.RedisCluster):  # type: ignore[misc]
-    """The same for use in a thread."""
-
-    def execute_command(self, *given: Any, **named: Any) -> Any:
-        with _as_connection_error():
-            return super().execute_command(*given, **named)
-
-
 @contextmanager
 def _as_connection_error() -> Iterator[None]:
     """Errors of redis-py's clients of clusters are no :class:`RedisError`, so nobody would try again after one.
@@ -95,21 +86,6 @@ def redis_client(redis: RedisConfig) -> Redis:
         )
         return cast(Redis, spanning)
     client: Redis = Redis.from_url(redis.url, **_options(redis))
-    return client
-
-
-def blocking_client(redis: RedisConfig, timeout_s: float) -> blocking.Redis:
-    """The same for use in a thread. A connection or an answer that takes longer than ``timeout_s`` is an error at once.
-
-    That of a cluster connects here, so this raises :class:`RedisError` if no node answers.
-    """
-    limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
-    if redis.cluster:
-        nodes = [blocking.cluster.ClusterNode(*host_and_port(node)) for node in redis.cluster]
-        with _as_connection_error():
-            spanning: Any = _BlockingSpanning.from_url(redis.url, startup_nodes=nodes, **limits, **_options(redis))
-            return cast(blocking.Redis, spanning)
-    client: blocking.Redis = blocking.Redis.from_url(redis.url, **_options(redis), **limits)
     return client
 
 

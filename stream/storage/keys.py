@@ -68,10 +68,6 @@ class FeedKeys:
     user_key = _Named("user-key", shared=True)
     """Fingerprint of the user key, which makes the pseudonyms."""
 
-    def last_fixes(self, turn: int) -> str:
-        """Hash, user -> the fixes with which their next one is compared. Two hashes take turns, so that both expire."""
-        return self._named(f"fixes:{turn}")
-
     # Which windows are open, sealed and released.
 
     sealed = _Named("sealed")

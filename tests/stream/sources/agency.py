@@ -1,6 +1,5 @@
 """An agency whose GTFS-realtime feed answers what a test says, and a fleet of three buses. GTFS-realtime feeds that
-tests make: a vehicle is (id, seconds, lat, lng, speed m/s or None). Processes of a GTFS-realtime feed that share what a
-Redis keeps of its vehicles."""
+tests make: a vehicle is (id, seconds, lat, lng, speed m/s or None)."""
 
 from __future__ import annotations
 
@@ -9,23 +8,15 @@ import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config.feed import FeedConfig, SpeedSource
-from stream.config.servers import RedisConfig
-from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint
 from stream.local import LOOPBACK
-from stream.sources import fix_memory
-from stream.sources.derived_speed import LEAST_S, MOST_S
-from stream.sources.fix_memory import FixMemory, Opened
 from stream.sources.polling import Poller, PollSettings
 from stream.sources.vehicle_positions import GtfsRealtime
-from stream.storage.client import blocking_client
-from stream.storage.last_fixes import LastFixes
 from stream.windows import Slotting
 
 DELHI = {"south": 28.0, "west": 76.5, "north": 29.0, "east": 78.0}
@@ -121,20 +112,3 @@ def feed_message(vehicles: Iterable[Vehicle], header_s: int | None = START) -> g
 def snapshot_bytes(vehicles: Iterable[Vehicle], header_s: int | None = START) -> bytes:
     data: bytes = feed_message(vehicles, header_s).SerializeToString()
     return data
-
-
-KEY, KEY_FILE = bytes(KEY_BYTES), Path("user.key")
-
-
-def memory(url: str) -> FixMemory:
-    """The memory of a process that has just started."""
-    client = blocking_client(RedisConfig(url=url), fix_memory.TIMEOUT_S)
-    fixes = LastFixes(client, "bus", key_fingerprint(KEY), MOST_S, LEAST_S)
-    return FixMemory(lambda: Opened(fixes, Pseudonyms(KEY)), KEY_FILE)
-
-
-def started(url: str | None) -> GtfsRealtime:
-    """A process that has just started; without an address one that remembers nothing."""
-    source = reader()
-    source.remember_by(None if url is None else memory(url))
-    return source

@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -240,40 +240,6 @@ async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(tmp
         stopping.set()
         await following
     assert source.tally.refused["unreadable"] >= 2
-
-
-class Remembered:
-    """A memory that notes of whom fixes are kept, and who was stored by then."""
-
-    damaged = 0
-
-    def __init__(self, sink: Kept) -> None:
-        self._sink = sink
-        self.kept: dict[str, list[str]] = {}
-
-    def recall(self, vehicles: Sequence[str]) -> dict[str, bytes]:
-        return {}
-
-    def keep(self, fixes: Mapping[str, bytes], anew: Collection[str] = ()) -> int:
-        self.kept = {vehicle: list(self._sink.users) for vehicle in fixes} | self.kept
-        return 0
-
-
-async def test_the_fixes_of_a_vehicle_are_kept_once_its_event_is_stored(tmp_path):
-    source, sink, stopping = reader(), Kept(), asyncio.Event()
-    memory = Remembered(sink)
-    source.remember_by(memory)
-    with Mosquitto(tmp_path) as broker:
-        following = Following(source, Broker(f"mqtt://{LOOPBACK}:{broker.port}", ("/hfp/#",)), sink, stopping)
-        running, city = asyncio.create_task(following.run()), City(broker.port)
-        async with asyncio.timeout(60):
-            while "55:7" not in memory.kept:
-                city.publish(*now(7))
-                await asyncio.sleep(0.05)
-        stopping.set()
-        await running
-        city.close()
-    assert "55:7" in memory.kept["55:7"]
 
 
 async def test_what_arrives_faster_than_it_is_stored_is_dropped_and_counted(tmp_path, monkeypatch):

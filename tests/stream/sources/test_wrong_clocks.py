@@ -1,9 +1,7 @@
 """A clock that was ahead, of an agency or of one vehicle, silences nobody once it is right, and changes no later speed.
-Two processes of one feed share what Redis keeps: a timestamp that one takes back changes no later speed of the other.
 Snapshots of three buses that drive north at 13.3 km/h, some of whose clocks are ahead."""
 
 import json
-import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +15,7 @@ from stream.sources.snapshots import Snapshot, without_clocks_ahead
 from stream.sources.timestamps import Judged, TimestampWatch
 from stream.sources.vehicle_positions import GtfsRealtime, decode_snapshot
 from stream.windows import Slotting
-from tests.stream.sources.agency import FEED, START, Vehicle, reader, run, snapshot_bytes, started
+from tests.stream.sources.agency import FEED, START, Vehicle, reader, run, snapshot_bytes
 from tests.support.builders import bus_fleet_file
 
 EVERY_S, NORTH = 15, 0.0005
@@ -53,7 +51,6 @@ def live(source: GtfsRealtime, body: Callable[[int], bytes], steps: range) -> li
     answers = []
     for step in steps:
         values = source.events(body(step), (START + EVERY_S * step) * 1_000_000).values
-        source.keep()
         answers.append([json.loads(value) for value in values])
     return answers
 
@@ -91,16 +88,6 @@ def test_an_old_document_that_comes_late_gives_no_event_and_changes_no_later_one
     assert [len(events) for events in mixed[3:]] == [3, 3, 0] * 9
     assert all(event["speed"] == KMH for events in mixed for event in events)
     assert (source.tally.set_back, source.tally.earlier) == (0, 30)
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-def test_a_clock_that_was_ahead_is_forgotten_in_redis_too(redis, redis_url, restarts):
-    """Else it would be recalled, and once its time has come, a speed would be derived from it."""
-    source, alone, body = started(redis_url), reader(), skewed_at([4], 240)
-    for step in range(40):
-        source = started(redis_url) if restarts else source
-        assert live(source, body, range(step, step + 1)) == live(alone, body, range(step, step + 1))
-    assert alone.tally.set_back == 3
 
 
 def siri(seconds: int) -> bytes:
@@ -269,52 +256,6 @@ def test_documents_without_vehicles_or_with_news_are_no_trouble():
         at_us = (START + second) * 1_000_000
         assert watch.judged(Judged(fresh=0, behind=0, earlier=0, ahead=0, entries=0), at_us) is None
         assert watch.judged(Judged(fresh=1, behind=0, earlier=4, ahead=0, entries=9), at_us) is None
-
-
-STEPS = 16
-
-
-def taken(source: GtfsRealtime, body: bytes, step: int) -> list[float]:
-    """The speeds of the events of an answer, whose fixes are kept once they are stored."""
-    values = source.events(body, (START + EVERY_S * step) * 1_000_000).values
-    source.keep()
-    return [json.loads(value)["speed"] for value in values]
-
-
-def test_a_process_that_missed_how_a_timestamp_was_taken_back_derives_nothing_from_it(redis, redis_url):
-    """One reads 0 to 3, of which 3 says that it is 5; the other one reads 4, which takes that back; then the first
-    reads 6."""
-    body, first, other = skewed_at([3], 2 * EVERY_S), started(redis_url), started(redis_url)
-    for step in range(4):
-        taken(first, body(step), step)
-    assert taken(other, body(4), 4) == [KMH] * 3
-    assert taken(first, body(6), 6) == [KMH] * 3
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_however_two_processes_share_the_answers_each_right_one_gives_the_right_speed(seed, redis, redis_url):
-    rng = random.Random(seed)
-    wrong = rng.sample(range(3, 9), rng.choice([1, 2]))
-    body, pair = (
-        skewed_at(wrong, rng.choice([30, 60, 240]), rng.choice(["abc", "b"])),
-        [started(redis_url) for _ in "12"],
-    )
-    for step in range(STEPS):
-        for which in rng.choice([(0,), (1,), (0, 1), (1, 0)]):
-            if rng.random() < 0.1:
-                pair[which] = started(redis_url)
-            speeds = taken(pair[which], body(step), step)
-            assert step in wrong or all(speed == KMH for speed in speeds), (step, wrong, speeds)
-
-
-def test_what_was_not_kept_yet_is_not_replaced_by_what_was(redis, redis_url):
-    """Else a process that could not store its fixes for a while would derive from older ones."""
-    body, source, alone = skewed_at([], 0), started(redis_url), started(None)
-    for step in range(STEPS):
-        moment = (START + EVERY_S * step) * 1_000_000
-        assert source.events(body(step), moment).values == alone.events(body(step), moment).values
-        if step % 5 == 0:
-            source.keep()
 
 
 def test_an_agency_whose_clock_is_ahead_by_a_constant_is_read_as_one_whose_clock_is_right():

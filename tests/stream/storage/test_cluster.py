@@ -24,9 +24,8 @@ from stream.config import Config
 from stream.local import LOOPBACK, REPO_ROOT, free_port
 from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.storage import client as clients
-from stream.storage.client import blocking_client, redis_client
+from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys, PartKeys
-from stream.storage.last_fixes import FIX, LastFixes
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.partitions import each
 from stream.storage.row_store import NotSealedError, RowStore
@@ -156,8 +155,6 @@ async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_
             await call()
     with pytest.raises(RedisError):
         await each(client, "return 1", [(["a"], []), (["b"], [])])
-    with pytest.raises(RedisError):
-        blocking_client(config.redis, 1.0)
     await client.aclose()
 
 
@@ -192,14 +189,6 @@ async def test_a_shard_of_rows_that_may_evict_them_is_refused_before_a_window_is
     finally:
         rows_only.client.config_set("maxmemory-policy", "noeviction")
         rows_only.client.config_set("maxmemory", "0")
-
-
-async def test_sources_keep_their_last_fixes_on_a_cluster(config):
-    with blocking_client(config.redis, 2.0) as client:
-        kept = LastFixes(client, config.feed.name, "key", 300.0, 10.0)
-        fix = np.array([(SLOT * 1_000_000, SLOT * 1_000_000, 30.2, -97.7)], FIX).tobytes()
-        assert kept.keep({7: fix}) == 0
-        assert kept.recall([7, 8]) == {7: fix}
 
 
 async def test_doctor_says_what_the_cluster_is_and_what_is_wrong_with_it(cluster, config, tmp_path):
