@@ -1,31 +1,47 @@
-"""A real worker under relation "participation": every window is published at its instant, visited or not, in the same
-shape. A real worker publishes spatial histograms, and the API and ``hexveil query`` answer ranges from what it
-published."""
+"""Real workers: under "participation" every window is published at its instant, visited or not, in the same shape;
+spatial histograms are answered by the API and by ``hexveil query``; servers that do not answer are waited for, said
+once in a log of JSON only, and SIGTERM ends a worker in time; on a cluster every event is released once although a
+master is killed."""
 
 import asyncio
 import itertools
 import json
+import signal
+import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
+import redis
+from aiokafka.admin import AIOKafkaAdminClient
 
 from dpcore.spatial import Rectangles, histogram_from_release
 from stream.config import load_config
 from stream.config.public_cells import public_cells
-from stream.local import free_port
+from stream.local import LOOPBACK, KafkaServer, RedisServer, free_port
+from stream.logs import QUIET_SECONDS
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
-from stream.storage.keys import FeedKeys
+from stream.messages.topics import create_topics
+from stream.storage.client import redis_client
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
+from stream.storage.row_store import RowStore
 from tests.stream.serve.serving import serving
 from tests.support import hourly
-from tests.support.builders import SLOT, zcdp_config
-from tests.support.environment import make_ready, worker_environment, working
+from tests.support.builders import SLOT, bus_config, zcdp_config
+from tests.support.environment import environment, make_ready, worker_environment, working
 from tests.support.feeding import create_topic, produce
+from tests.support.redis_cluster import LocalCluster, Node
 from tests.support.topics_reader import read_all
 
 _DOMAIN = '{"south": 30.2, "west": -97.75, "north": 30.3, "east": -97.6}'
@@ -152,3 +168,224 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
             command = [*hexveil, "query", str(file), "--bbox", asked["bbox"], "--window", start, "--mechanism", name]
             same = subprocess.run([*command, "--json"], env=env, cwd=tmp_path, check=True, capture_output=True)
             assert json.loads(same.stdout)["answers"] == [body]
+
+
+STOP_SECONDS = 10.0
+BUS = str(hourly.BUS)
+
+
+class RunningWorker:
+    """A worker process and its log."""
+
+    def __init__(
+        self, hexveil: Sequence[str], folder: Path, bootstrap: str, redis_url: str, port: int, **settings: str
+    ) -> None:
+        self.log, self.port = folder / "worker.log", port
+        self.process = subprocess.Popen(
+            [*hexveil, "worker", "--config", BUS],
+            env=worker_environment(folder, bootstrap, redis_url, port, **settings),
+            cwd=folder,
+            stdout=self.log.open("w"),
+            stderr=subprocess.STDOUT,
+        )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Its log and all that it prints; every line must be JSON."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if line["event"] == event]
+
+    def wait_for(self, condition: Callable[[], object], seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.2)
+
+    def problems(self) -> list[str]:
+        """What its readiness page says is missing."""
+        try:
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}/readyz", timeout=5) as answer:
+                return list(json.loads(answer.read())["problems"])
+        except urllib.error.HTTPError as refused:
+            return list(json.loads(refused.read())["problems"])
+        except OSError as absent:
+            return [str(absent)]
+
+    def is_ready(self) -> bool:
+        return not self.problems()
+
+    def stop(self) -> float:
+        """Seconds that it took to end well after SIGTERM."""
+        asked = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(60) == 0, self.log.read_text()[-3000:]
+        return time.monotonic() - asked
+
+
+@pytest.fixture
+def start(hexveil: Sequence[str], tmp_path: Path) -> Iterator[Callable[..., RunningWorker]]:
+    running: list[RunningWorker] = []
+
+    def begin(*arguments: Any, **settings: str) -> RunningWorker:
+        running.append(RunningWorker(hexveil, tmp_path, *arguments, **settings))
+        return running[-1]
+
+    yield begin
+    for worker in running:
+        worker.process.kill()
+        worker.process.wait()
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[KafkaServer]:
+    """A broker with the topics, for this test to stop and start."""
+    with KafkaServer(tmp_path / "kafka") as server:
+        asyncio.run(create_topics(bus_config(tmp_path, **{"kafka.bootstrap": server.bootstrap})))
+        yield server
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis") as server:
+        yield server
+
+
+def test_a_worker_waits_for_its_servers_outlasts_outages_with_a_line_each_and_ends_in_time_without_them(
+    own_kafka, own_redis, start
+):
+    own_kafka.kill()
+    own_redis.kill()
+    worker = start(own_kafka.bootstrap, own_redis.url, free_port())
+    worker.wait_for(lambda: worker.told("redis does not answer, waiting for it"))
+    own_redis.start()
+    worker.wait_for(lambda: worker.told("redis answers") and worker.told("kafka does not answer, waiting for it"))
+    time.sleep(3)
+    assert len(worker.told("redis does not answer, waiting for it")) == 1
+    assert len(worker.told("kafka does not answer, waiting for it")) == 1
+    own_kafka.start()
+    worker.wait_for(worker.is_ready)
+
+    time.sleep(QUIET_SECONDS + 1)  # a new outage, not the same one
+
+    before = len(worker.lines())
+    own_kafka.kill()
+    time.sleep(20)
+    assert worker.process.poll() is None
+    during = worker.lines()[before:]
+    assert 1 <= len(during) <= 5, during
+    assert sum(line.get("logger", "").startswith("aiokafka") for line in during) <= 1
+
+    own_kafka.start()
+    worker.wait_for(worker.is_ready)
+    own_kafka.kill()
+    own_redis.kill()
+    time.sleep(3)
+    assert worker.stop() < STOP_SECONDS
+    assert all({"event", "level", "timestamp"} <= line.keys() for line in worker.lines())
+
+
+def test_a_worker_that_still_waits_ends_at_once(start):
+    worker = start("127.0.0.1:9", "redis://:secret@127.0.0.1:10/0", free_port())
+    worker.wait_for(lambda: worker.told("redis does not answer, waiting for it"))
+    assert worker.stop() < STOP_SECONDS
+    assert "secret" not in worker.log.read_text()
+
+
+def test_a_worker_without_its_topic_ends_with_the_name_and_the_command_and_claims_nothing(
+    kafka, own_redis, start, topic_name
+):
+    worker = start(kafka, own_redis.url, free_port(), **{"feed.topic": topic_name})
+    assert worker.process.wait(90) == 1
+    (last,) = worker.told("cannot go on")
+    assert topic_name in last["reason"]
+    assert "hexveil topics create" in last["reason"]
+    with closing(redis.Redis.from_url(own_redis.url)) as client:
+        assert client.keys() == []
+
+
+async def test_a_topic_that_is_deleted_makes_the_worker_unready_until_it_is_there_again(
+    kafka, own_redis, start, topic_name, tmp_path
+):
+    config = bus_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
+    await create_topics(config)
+    worker = start(kafka, own_redis.url, free_port(), **{"feed.topic": topic_name, "feed.name": topic_name})
+    await asyncio.to_thread(worker.wait_for, worker.is_ready)
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    try:
+        await admin.delete_topics([topic_name])
+        await asyncio.to_thread(worker.wait_for, lambda: topic_name in " ".join(worker.problems()))
+        assert worker.process.poll() is None
+        await create_topics(config)
+        await asyncio.to_thread(worker.wait_for, worker.is_ready)
+    finally:
+        await admin.close()
+    assert worker.stop() < STOP_SECONDS
+
+
+def test_a_taken_operator_port_is_named_with_its_keys(start):
+    with closing(socket.socket()) as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        worker = start("127.0.0.1:9", "redis://127.0.0.1:10/0", taken.getsockname()[1])
+        assert worker.process.wait(60) == 2
+    (last,) = worker.told("cannot go on")
+    assert "operator.host, operator.port" in last["reason"]
+    assert "Address already in use" in last["reason"]
+
+
+EVENTS, PARTITIONS, WINDOWS = 7_000, 6, 2
+"""One event a second, in two windows of an hour."""
+
+
+def recording(folder: Path) -> Path:
+    file, begin = folder / "hours.ndjson", 1_490_097_600_000
+    events = [
+        {"user": f"bus{k % 40}", "time": begin + 1_000 * k, "lat": 30.2, "lng": -97.7, "speed": 20.0 + k % 7}
+        for k in range(EVENTS)
+    ]
+    file.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    return file
+
+
+def holder_of_rows_only(cluster: LocalCluster, feed: str, topic: str) -> Node:
+    keys = FeedKeys(feed)
+    ledger = cluster.master_of(keys.generation)
+    masters = (cluster.master_of(PartKeys(keys, f"{topic}/{number}").progress) for number in range(PARTITIONS))
+    return next(node for node in masters if node is not ledger)
+
+
+async def test_a_worker_releases_every_event_once_although_a_master_is_killed_while_it_reads(
+    hexveil, kafka, topic_name, tmp_path
+):
+    with LocalCluster(tmp_path / "nodes") as cluster:
+        settings = {
+            "feed.name": topic_name,
+            "feed.topic": topic_name,
+            "kafka.bootstrap": kafka,
+            "kafka.group": topic_name,
+            **cluster.settings,
+            "privacy.user_key_file": str(tmp_path / "user.key"),
+            "window.lateness": "event-time",
+            "window.idle_timeout": "2s",
+        }
+        config = bus_config(tmp_path, **settings)
+        words = {"redis.cluster": json.dumps(settings["redis.cluster"]), "operator.port": str(free_port())}
+        given = environment({**settings, **words, "config": str(hourly.BUS)})
+        await create_topic(kafka, topic_name, PARTITIONS)
+        await asyncio.to_thread(make_ready, hexveil, given, tmp_path, hourly.BUS, since="2017-03-21")
+        replay = [*hexveil, "replay", str(recording(tmp_path)), "--format", "canonical"]
+        await asyncio.to_thread(subprocess.run, replay, env=given, cwd=tmp_path, check=True)
+        client = redis_client(config.redis)
+        async with working(hexveil, given, tmp_path, hourly.BUS), asyncio.timeout(90):
+            while not sum((await RowStore.of(client, config).next_offsets()).values()):
+                await asyncio.sleep(0.02)
+            holder_of_rows_only(cluster, topic_name, topic_name).process.kill()
+            while len(await read_all(kafka, topic_name, [WINDOW])) < WINDOWS:
+                await asyncio.sleep(0.3)
+            cells = [json.loads(message.value) for message in await read_all(kafka, topic_name, [HEXAGON_SPEED])]
+            assert sum(cell["events"] for cell in cells) == EVENTS
+            assert len(await read_all(kafka, topic_name, [WINDOW])) == WINDOWS
+        await client.aclose()
