@@ -1,5 +1,5 @@
-"""The release protocol against real Redis and Kafka: interrupted after every step, with an error in every step, and on a
-Redis that lost charges, which the number of committed windows in the close markers reveals."""
+"""The release protocol against real Redis and Kafka: interrupted after every step, with an error in every step, and
+on a Redis that lost charges, which the number of committed windows in the close markers reveals."""
 
 import asyncio
 import inspect
