@@ -28,8 +28,7 @@ from stream.config.promise import DAYS, bounds, factor, one_day_among_others, pe
 from stream.evaluation.leading import TrialOutcome, Want
 from stream.evaluation.tuning import EPSILONS, Setting, Trial
 from stream.local import REPO_ROOT
-from stream.messages.topics import KEPT_PERIODS, LAST_FIXES, kept, topic_plans
-from stream.sources.derived_speed import MOST_S
+from stream.messages.topics import KEPT_PERIODS, kept, topic_plans
 from tests.support import hourly
 from tests.support.builders import SLOT, riders_config, zcdp_config
 
@@ -392,7 +391,6 @@ def test_retention_is_what_the_code_keeps(tmp_path):
     open_for = config.window.slot + config.window.allowed_delay
     assert timedelta(milliseconds=raw.retention_ms) == timedelta(days=1) + open_for
     assert timedelta(days=2) == KEPT_PERIODS
-    assert timedelta(seconds=2 * MOST_S) == LAST_FIXES
     times = {plan.name: plan.retention_ms / 86_400_000 for plan in outputs}
     assert [times[f"hexveil.{name}.v1"] for name in ("hexagon-speed", "spatial-histogram", "window", "rejected")] == [
         365,
