@@ -192,8 +192,6 @@ def _ctrl_c_ends(demo: subprocess.Popen[str], processes: int) -> None:
 @pytest.mark.nightly
 def test_with_kafka_streets_are_shown_and_ctrl_c_ends_with_a_summary_and_leaves_no_process(repo_root):
     with _started(_ALONE, repo_root, "--kafka") as demo:
-        assert demo.stdout is not None
-        assert demo.stderr is not None
         said = _until_dashboard(demo.stderr)
         assert "Traceback" not in "".join(said)
         assert "cells" in demo.stdout.readline()
@@ -215,8 +213,6 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
 ):
     """Both demos have the same dashboard, and a browser costs as much as the rest, so only this one is looked at."""
     with _started(_ALONE, repo_root) as demo:
-        assert demo.stdout is not None
-        assert demo.stderr is not None
         said = _until_dashboard(demo.stderr)
         assert "Traceback" not in "".join(said)
         (why,) = [line for line in said if "Kafka needs Java" in line]
@@ -283,7 +279,6 @@ def test_a_recording_is_shown_until_its_seconds_are_over(hexveil, repo_root, rec
 
 def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does(hexveil, repo_root):
     with _started(hexveil, repo_root, "--no-kafka", "--fleet", "60") as demo:
-        assert demo.stdout is not None
         assert "06:00–06:15" in demo.stdout.readline(), "the live map of a small fleet"
         demo.send_signal(signal.SIGTERM)
         rest, errors = demo.communicate(timeout=60)

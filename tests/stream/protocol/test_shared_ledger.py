@@ -197,13 +197,7 @@ async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_befor
 
 
 def test_recordings_of_two_feeds_share_the_budget_of_a_folder(tmp_path):
-    file, out = tmp_path / "hour.ndjson", io.StringIO()
-    rng = np.random.default_rng(1)
-    events = [
-        {"user": f"v{n % 3}", "time": (SLOT + n) * 1000, "lat": 30.2, "lng": -97.7, "speed": float(rng.uniform(0, 60))}
-        for n in range(60)
-    ]
-    file.write_text("".join(json.dumps(event) + "\n" for event in events))
+    file, out = events(tmp_path, "hour.ndjson", "user"), io.StringIO()
     span, state = Window(SLOT, SLOT + HOUR), tmp_path / "ledger"
     runs = [
         replay_offline(config, file, "canonical", out, span=span, state=state).charged[PERIOD]
