@@ -123,9 +123,7 @@ async def test_a_redis_set_back_to_before_a_charge_of_another_feed_stops_every_f
     close_process.begin_anew()
     before = await city.spent()
     for config in (city.bus, city.tram):
-        reason = await city.release(config, 2)
-        assert reason is not None
-        assert "set back to an older state" in reason
+        assert "set back to an older state" in str(await city.release(config, 2))
         with pytest.raises(SetBackError):
             await city.verify(config)
     assert await city.spent() == before
@@ -149,8 +147,7 @@ async def test_a_redis_that_lost_a_charge_of_another_feed_after_the_last_look_pu
         patch.setattr(LedgerCheck, "verify", overtaken)
         reason = await city.release(city.bus, 0)
     await client.aclose()
-    assert reason is not None
-    assert "were committed, Redis remembers 0" in reason
+    assert "were committed, Redis remembers 0" in str(reason)
     assert await city.markers(city.bus) == []
 
 
@@ -175,9 +172,7 @@ async def test_two_redis_behind_one_ledger_stop_each_other(city, redis_binary, t
         await city.fill()
         await other.fill()
         assert await city.release(city.bus, 0) is None
-        reason = await other.release(other.tram, 0)
-        assert reason is not None
-        assert "two Redis serve one ledger" in reason
+        assert "two Redis serve one ledger" in str(await other.release(other.tram, 0))
 
 
 async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_before(redis, tmp_path):
@@ -356,9 +351,7 @@ async def test_a_feed_that_publishes_to_another_kafka_with_the_same_cluster_id_i
     await create_topics(tram)
     with pytest.raises(LedgerError, match="to the topic with identity"):
         await city.verify(tram)
-    reason = await city.release(tram, 0)
-    assert reason is not None
-    assert "to the topic with identity" in reason
+    assert "to the topic with identity" in str(await city.release(tram, 0))
     assert await city.spent() == (0, 0)
     assert await city.release(city.bus, 0) is None
 
@@ -438,9 +431,7 @@ async def test_a_bad_marker_of_an_unrelated_feed_stops_nobody_and_one_of_a_membe
     assert await city.release(city.bus, 0) is None
     await city.verify(city.tram)
     await sent(city, city.tram.feed.name, b"{")
-    reason = await city.release(city.bus, 1)
-    assert reason is not None
-    assert "not a close marker" in reason
+    assert "not a close marker" in str(await city.release(city.bus, 1))
 
 
 async def test_a_bad_marker_that_names_the_ledger_stops_it_whoever_sent_it(city):
@@ -573,9 +564,7 @@ async def test_a_feed_that_left_joins_again_with_a_birth_of_its_own(city):
         await city.verify(city.tram)
         assert (await ledger.birth() or 0) >= before
         assert name in await SharedLedger(client, "any", str(city.tram.shared_ledger)).feeds()
-    reason = await city.release(city.tram, 1)
-    assert reason is not None
-    assert "began before" in reason
+    assert "began before" in str(await city.release(city.tram, 1))
 
 
 def test_leaving_asks_for_a_confirmation(redis_url, redis, tmp_path):
