@@ -17,7 +17,6 @@ from stream.serve import api_page, guards, openapi
 from stream.serve.addresses import prefix_of
 from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast
-from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
 from stream.serve.hexagons import Feeds, Hexagons, Ranges
 from stream.serve.histograms import Histograms
@@ -27,7 +26,7 @@ from stream.serve.ogc.features import ROOT, Features
 from stream.serve.operations import bound, operations
 from stream.serve.parameters import read_all
 from stream.serve.reading.intake import Intake, Source, TopicSource
-from stream.serve.responses import JSON, Answers
+from stream.serve.responses import JSON, Answers, packed
 from stream.serve.sending import bound_every_answer
 from stream.serve.static_files import add_pages
 from stream.serve.window_store import View, WindowView
@@ -52,7 +51,7 @@ class Service:
         self.intake = Intake(self.view, self.metrics, config.feed.name, self._announce)
         ready, rules = self.intake.caught_up, len(config.public.alerts)
         self.broadcast = Broadcast(self.view, self.metrics, ready, rules)
-        self.alerts = Alerts(config, self.view, Usual(), self.answers, self.metrics, self.broadcast, ready)
+        self.alerts = Alerts(config, self.view, self.answers, self.metrics, self.broadcast, ready)
         self.city = City(config, self.view, self.answers)
         self.operations = operations(
             config.feed.name,
@@ -69,7 +68,8 @@ class Service:
             Features(config.feed.name, config.feed.domain, self.view, selections, openapi.DESCRIBED),
         )
         self._described = openapi.document(self.operations)
-        self._document, self._page = msgspec.json.encode(self._described), api_page.page(self._described)
+        self._document = packed(msgspec.json.encode(self._described), JSON)
+        self._page = packed(api_page.page(self._described), "text/html")
 
     def _announce(self, window: WindowView) -> None:
         self.broadcast.announce(window)
@@ -80,15 +80,14 @@ class Service:
         read_all(request, ())
         if prefix := prefix_of(request):
             servers = [self._described["servers"][0] | {"url": prefix}]
-            return self.answers.once(request, msgspec.json.encode(self._described | {"servers": servers}), JSON)
-        return await self.answers.ready(request, self._document, JSON)
+            here = msgspec.json.encode(self._described | {"servers": servers})
+            return self.answers.sent(request, packed(here, JSON), JSON)
+        return self.answers.sent(request, self._document, JSON)
 
     async def openapi_page(self, request: web.Request) -> web.Response:
         """The OpenAPI document as a page to read."""
         read_all(request, ())
-        answer = await self.answers.ready(request, self._page, "text/html")
-        answer.headers["Content-Security-Policy"] = api_page.POLICY
-        return answer
+        return self.answers.sent(request, self._page, "text/html", {"Content-Security-Policy": api_page.POLICY})
 
     async def health(self, request: web.Request) -> web.Response:
         """200 while the process answers, reads, and judges windows for alerts. If it stopped, only a restart helps."""

@@ -11,7 +11,6 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from stream.serve import parameters as p
 from stream.serve.metrics import PublicMetrics
 from stream.serve.operations import get
 from stream.serve.responses import Problem
@@ -91,7 +90,7 @@ class Broadcast:
             stream.ended.set()
 
     @get(
-        "/stream", "streamWindows", {"text/event-stream": "EventStream"}, p.FEED, p.AFTER, p.LAST_EVENT_ID,
+        "/stream", "streamWindows", {"text/event-stream": "EventStream"}, "feed", "after", "last_event_id",
         tag="Stream", conditional=False,
     )  # fmt: skip
     async def stream(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
 from itertools import compress
+from operator import itemgetter
 from typing import Any, Literal
 
 import h3
@@ -19,7 +20,6 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.feed import derived_speed_note
-from stream.config.servers import MapKind
 from stream.messages.cells import Cell, cells_of, with_estimates
 from stream.messages.range_query import Box
 from stream.messages.shapes import Place, centre_of, places_of
@@ -30,7 +30,7 @@ from stream.serve.city.combining import totals
 from stream.serve.differences import beside, from_typical
 from stream.serve.local_time import elapsed, local_length, local_start, start_at, zone_of
 from stream.serve.operations import files, get
-from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, key_of
+from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, attached, key_of
 from stream.serve.window_store import CloseMarker, View, WindowView, history, marker_of
 
 Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]
@@ -55,9 +55,7 @@ class OtherDay:
     def body(self) -> dict[str, Any]:
         """The object that the API answers with."""
         oldest, newest = self.kept or (None, None)
-        return {
-            "feed": self.window.feed,
-            "window": {"start": self.window.start, "end": self.window.end},
+        return self.window.named | {
             "timezone": self.zone,
             "day": self.day.isoformat(),
             "other": None if self.other is None else self.other.summary(),
@@ -169,22 +167,22 @@ class Hexagons:
         self._whole, self._selected = Turns("windows", MOST_WAITING), Turns("selections of cells", MOST_SELECTED)
         self._lists = Turns("lists", MOST_WAITING)
 
-    @get("/windows", "listWindows", {JSON: "WindowList"}, p.FEED, p.limit(100, 1000), tag="Windows")
+    @get("/windows", "listWindows", {JSON: "WindowList"}, "feed", p.limit(100, 1000), tag="Windows")
     async def windows(self, request: web.Request, feed: str, limit: int) -> web.Response:
         """Windows, newest first."""
         chosen = [window.described() for window in self._view.ordered(feed)[:limit]]
         key, summaries = key_of("windows", [one.tag for one in chosen]), [one.summary for one in chosen]
-        make = partial(_joined, b'{"windows":[', summaries)
+        make = partial(joined, b'{"windows":[', summaries)
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
-    @get("/windows/{window}", "getWindow", {JSON: "Window"}, p.WINDOW_PATH, p.FEED, tag="Windows", errors=(404,))
+    @get("/windows/{window}", "getWindow", {JSON: "Window"}, "feed", tag="Windows", errors=(404,))
     async def window(self, request: web.Request, feed: str, window: str) -> web.Response:
         """One window and its close marker."""
         known = known_window(self._view, window, feed)
         return await self._answers.ready(request, known.described().summary, JSON)
 
     @get(
-        "/windows/{window}/other-day", "findOtherDay", {JSON: "OtherDay"}, p.WINDOW_PATH, p.FEED, p.DAY, p.STATISTIC,
+        "/windows/{window}/other-day", "findOtherDay", {JSON: "OtherDay"}, "feed", "day", "statistic",
         tag="Windows", errors=(404,),
     )  # fmt: skip
     async def other_day(
@@ -205,7 +203,7 @@ class Hexagons:
 
     @get(
         "/hexagons", "listHexagons", {JSON: "HexagonList", GEOJSON: "HexagonFeatures"},
-        p.FEED, p.WINDOW_QUERY, p.BBOX, p.RESOLUTION, p.FORMAT, tag="Hexagons", errors=(404,),
+        "feed", "window", "bbox", "resolution", "shape", tag="Hexagons", errors=(404,),
     )  # fmt: skip
     async def hexagons(
         self, request: web.Request, feed: str, window: str | None, bbox: Box | None, resolution: int | None, shape: str
@@ -226,18 +224,16 @@ class Hexagons:
             )
             if shape == "json":
                 sums = msgspec.json.encode(totals(list(compress(cells, wanted))))
-                return _joined(
-                    summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies
-                )
+                return joined(summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies)
             places = compress(places_of(cells), wanted)
             head = b'{"type":"FeatureCollection","map":' + map_of_feed + b',"features":['
-            return _joined(head, map(_feature_of, places, bodies))
+            return joined(head, map(_feature_of, places, bodies))
 
         kind = JSON if shape == "json" else GEOJSON
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
         return await turns.answer(answers, request, key, make, kind)
 
-    @get("/cells/{cell}", "getCell", {JSON: "CellHistory"}, p.CELL_PATH, p.FEED, p.limit(1000, 10_000), tag="Hexagons")
+    @get("/cells/{cell}", "getCell", {JSON: "CellHistory"}, "feed", p.limit(1000, 10_000), tag="Hexagons")
     async def cell(self, request: web.Request, feed: str, cell: str, limit: int) -> web.Response:
         """Past releases of one cell, oldest first."""
         windows = self._view.ordered(feed)
@@ -246,25 +242,25 @@ class Hexagons:
 
         def make() -> bytes:
             past = history(windows, cell)[-limit:]
-            return _joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past, cells_of(past)))
+            return joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past, cells_of(past)))
 
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
     @files(
-        "/windows/{window}/download", "download", "A complete window as {}", FILES, p.WINDOW_PATH, p.FEED,
+        "/windows/{window}/download", "download", "A complete window as {}", FILES, "feed",
         errors=(404, 409),
     )  # fmt: skip
     async def download(self, request: web.Request, feed: str, window: str, suffix: str) -> web.Response:
         """A complete window as a file."""
         known = complete_window(self._view, window, feed)
         values = known.in_order()
-        name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}.{suffix}"
+        headers = attached(f".{suffix}", feed, window)
         key = key_of("download", known.tag, suffix)
         make = partial(table_of, values, suffix)
-        return await self._whole.answer(self._answers, request, key, make, FILES[suffix], name)
+        return await self._whole.answer(self._answers, request, key, make, FILES[suffix], headers)
 
 
-def _joined(head: bytes, values: Iterable[bytes]) -> bytes:
+def joined(head: bytes, values: Iterable[bytes]) -> bytes:
     """An object that ends with a list of these values; ``head``: all before the first one."""
     return head + b",".join(values) + b"]}"
 
@@ -295,26 +291,21 @@ class Feeds:
     def __init__(self, config: Config, view: View, answers: Answers) -> None:
         self._view, self._answers = view, answers
         self._configured = config.feed.name
-        self._described = _description(
-            config.feed.name,
-            config.public.map,
-            config.feed.derivation,
-            derived_speed_note(config.relation, config.feed.speeds),
-        )
+        note = derived_speed_note(config.relation, config.feed.speeds)
+        self._described = {
+            "feed": config.feed.name,
+            "map": config.public.map,
+            "derived_speeds": config.feed.derivation,
+            "note": note,
+        }
 
     @get("/feeds", "listFeeds", {JSON: "FeedList"}, tag="Feeds")
     async def listed(self, request: web.Request) -> web.Response:
         """Feeds, what their maps are for, and which of their speeds are derived from positions."""
-        names = sorted({self._configured} | self._view.feeds())
-        feeds = [self._described if name == self._configured else _description(name) for name in names]
-        body = msgspec.json.encode({"feeds": feeds})
+        feeds = [{"feed": name, "map": None, "derived_speeds": None, "note": None} for name in self._view.feeds()]
+        listed = [one for one in feeds if one["feed"] != self._configured] + [self._described]
+        body = msgspec.json.encode({"feeds": sorted(listed, key=itemgetter("feed"))})
         return await self._answers.ready(request, body, JSON)
-
-
-def _description(
-    name: str, kind: MapKind | None = None, derived_speeds: str | None = None, note: str | None = None
-) -> dict[str, Any]:
-    return {"feed": name, "map": kind, "derived_speeds": derived_speeds, "note": note}
 
 
 MAX_RANGE_BYTES = 16 << 20
@@ -350,16 +341,15 @@ class Ranges:
 
     @files(
         "/download", "downloadRange", "Every complete window of a range of time as one {}, oldest first", FILES,
-        p.FROM, p.TO, p.FEED, errors=(404, 413),
+        "from", "to", "feed", errors=(404, 413),
     )  # fmt: skip
     async def download(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
         """The cells of every complete window that begins in [first, last), oldest first."""
         windows = bounded(feed, begun_in(self._view, feed, first, last)[::-1])
         key = key_of("range", suffix, [window.tag for window in windows])
-        compact = [moment.replace("-", "").replace(":", "") for moment in (first, last)]
-        name = f"hexveil-{feed}-{compact[0]}-{compact[1]}.{suffix}"
+        headers = attached(f".{suffix}", feed, first, last)
 
         def make() -> bytes:
             return table_of([value for window in windows for value in window.in_order()], suffix)
 
-        return await self._turns.answer(self._answers, request, key, make, FILES[suffix], name)
+        return await self._turns.answer(self._answers, request, key, make, FILES[suffix], headers)

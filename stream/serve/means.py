@@ -52,22 +52,14 @@ class Means:
 
     @get(
         "/means", "listMeans", {JSON: "MeanList"},
-        p.FEED, p.FROM, p.TO, p.DAYS, p.HOURS, p.AREA_QUERY, p.RING_QUERY, tag="Hexagons", errors=(404, 413),
+        "feed", "from", "to", "days", "hours", "area", "in_ring", tag="Hexagons", errors=(404, 413),
     )  # fmt: skip
     async def answer(
-        self,
-        request: web.Request,
-        feed: str,
-        first: str,
-        last: str,
-        days: str | None,
-        hours: tuple[int, int] | None,
-        area: str | None,
-        ring: list[Position] | None,
+        self, request: web.Request, area: str | None, ring: list[Position] | None, **asked: Any
     ) -> web.Response:
         """Means of the cells over the windows of a range, and of all of them together."""
         named = None if area is None else known_area(self._areas, area)
-        of = Range(feed, first, last, days, hours)
+        of = Range(**asked)
         windows, within = chosen(self._view, of)
         if ring is not None and area is not None:
             raise Problem(400, "area and ring are both given", "give one of them")
@@ -76,7 +68,7 @@ class Means:
         def make() -> bytes:
             return msgspec.json.encode(of.said(windows) | _means(windows, where, within))
 
-        key = key_of("means", [window.tag for window in windows], first, last, area, ring)
+        key = key_of("means", [window.tag for window in windows], of, area, ring)
         return await self._turns.answer(self._answers, request, key, make, JSON)
 
 
@@ -86,8 +78,8 @@ class Range(NamedTuple):
     feed: str
     first: str
     last: str
-    days: str | None
-    hours: tuple[int, int] | None
+    days: str | None = None
+    hours: tuple[int, int] | None = None
 
     def said(self, windows: Sequence[WindowView]) -> dict[str, Any]:
         """What every answer begins with."""
@@ -169,7 +161,7 @@ class Series:
         self._view, self._answers, self._areas = view, answers, areas
         self._newest_turns, self._turns = Turns("newest estimates", MOST_WAITING), Turns("series", MAX_WAITING, 30)
 
-    @get("/series/newest", "scrapeSeries", {TEXT: None}, p.FEED, p.NAMES, tag="Series", errors=(404,))
+    @get("/series/newest", "scrapeSeries", {TEXT: None}, "feed", "names", tag="Series", errors=(404,))
     async def newest(self, request: web.Request, feed: str, names: list[str] | None) -> web.Response:
         """The same of the newest complete window, in the text format of Prometheus."""
         named, window = self._named(names), self._view.find(None, feed)
@@ -177,20 +169,18 @@ class Series:
         return await self._newest_turns.answer(self._answers, request, key, lambda: _text(feed, named, window), TEXT)
 
     @get(
-        "/series", "listSeries", {JSON: "SeriesList"}, p.FEED, p.FROM, p.TO, p.NAMES, tag="Series", errors=(404, 413),
+        "/series", "listSeries", {JSON: "SeriesList"}, "feed", "from", "to", "names", tag="Series", errors=(404, 413),
     )  # fmt: skip
-    async def rows(
-        self, request: web.Request, feed: str, first: str, last: str, names: list[str] | None
-    ) -> web.Response:
+    async def rows(self, request: web.Request, names: list[str] | None, **asked: Any) -> web.Response:
         """Leading means of areas, routes and cells in the windows of a range, a row for each."""
-        named, of = self._named(names), Range(feed, first, last, None, None)
+        named, of = self._named(names), Range(**asked)
         windows, _ = chosen(self._view, of)
 
         def make() -> bytes:
             rows = [row for window in reversed(windows) for row in _rows(named, window)]
             return msgspec.json.encode(of.said(windows) | {"rows": rows})
 
-        key = key_of("series", names, first, last, [window.tag for window in windows])
+        key = key_of("series", names, of, [window.tag for window in windows])
         return await self._turns.answer(self._answers, request, key, make, JSON)
 
     def _named(self, names: list[str] | None) -> list[Named]:

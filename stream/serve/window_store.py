@@ -129,24 +129,30 @@ class WindowView:
         state = self.size, self.complete
         if self._described is None or self._described[0] != state:
             names = f"{self.feed} {self.start} {self.end} {self.number} {self.size} {self.complete} "
-            said = {"feed": self.feed, "window": {"start": self.start, "end": self.end}, "complete": self.complete}
             summaries = [msgspec.Raw(summary) for _, summary in sorted(self.histogram_summaries.items())]
             self._described = (
                 state,
                 Described(
                     digest([names.encode(), self.marker or b""])[7:39],
                     msgspec.json.encode(self.summary()),
-                    msgspec.json.encode(said | {"histograms": summaries}),
+                    msgspec.json.encode(self.stated | {"histograms": summaries}),
                 ),
             )
         return self._described[1]
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """Which window it is, as answers say it."""
+        return {"feed": self.feed, "window": {"start": self.start, "end": self.end}}
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Which window it is, and whether it is complete."""
+        return self.named | {"complete": self.complete}
+
     def summary(self) -> dict[str, Any]:
         """The window without its cells."""
-        return {
-            "feed": self.feed,
-            "window": {"start": self.start, "end": self.end},
-            "complete": self.complete,
+        return self.stated | {
             "event_id": self.number,
             "cells": len(self.cells),
             "histograms": sorted(self.histograms),

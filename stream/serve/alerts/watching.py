@@ -28,7 +28,6 @@ from aiohttp import web
 from stream.config import Config, ConfigError
 from stream.config.alerts import AlertRule, WebhookConfig
 from stream.config.secret_files import OpenSecretError, read_secret
-from stream.serve import parameters as p
 from stream.serve.alerts.rules import Alert, Judged, alerts, chain, judged_cells, unit_of
 from stream.serve.broadcast import Broadcast
 from stream.serve.cell_history import Usual
@@ -183,7 +182,6 @@ class Alerts:
         self,
         config: Config,
         view: View,
-        usual: Usual,
         answers: Answers,
         metrics: PublicMetrics,
         broadcast: Broadcast,
@@ -197,7 +195,7 @@ class Alerts:
         self._view, self._answers, self._metrics, self._broadcast = view, answers, metrics, broadcast
         webhook = config.public.webhook
         self._webhook = None if webhook is None else Webhook(webhook, metrics)
-        self._usual, self._caught_up = usual, caught_up
+        self._usual, self._caught_up = Usual(), caught_up
         self._turns = Turns("alerts", MOST_WAITING)
         self._waiting: deque[WindowView] = deque()
         self._wake = asyncio.Event()
@@ -286,21 +284,14 @@ class Alerts:
                 continue
             self._metrics.alerts.labels(name).inc(len(news))
             identifier = f"{window.feed}/{name}/{window.start}"
-            body = msgspec.json.encode(
-                {
-                    "id": identifier,
-                    "rule": name,
-                    "feed": window.feed,
-                    "window": {"start": window.start, "end": window.end},
-                    "count": len(news),
-                    "alerts": [alert.body(window) for alert in news[:MOST_TOLD]],
-                }
-            )
+            told = [alert.body(window) for alert in news[:MOST_TOLD]]
+            said = {"id": identifier, "rule": name, "count": len(news), "alerts": told}
+            body = msgspec.json.encode(window.named | said)
             self._broadcast.tell(window.feed, b"event: alert\ndata: %b\n\n" % body)
             if self._webhook is not None:
                 self._webhook.offer(Delivery(identifier, body))
 
-    @get("/alerts", "listAlerts", {JSON: "AlertList"}, p.FEED, p.WINDOW_QUERY, tag="Alerts", errors=(404,))
+    @get("/alerts", "listAlerts", {JSON: "AlertList"}, "feed", "window", tag="Alerts", errors=(404,))
     async def answer(self, request: web.Request, feed: str, window: str | None) -> web.Response:
         """The operator's rules, and the cells that they name in one window."""
         known = known_window(self._view, window, feed)
@@ -314,15 +305,9 @@ class Alerts:
 
 
 def _answer(window: WindowView, rules: Sequence[AlertRule], windows: Sequence[Judged], usual: Usual) -> bytes:
-    active = [alert for rule in rules for alert in alerts(rule, windows, usual)]
-    return msgspec.json.encode(
-        {
-            "feed": window.feed,
-            "window": {"start": window.start, "end": window.end},
-            "rules": [_described(rule, window) for rule in rules],
-            "alerts": [alert.body(window) for alert in active],
-        }
-    )
+    active = [alert.body(window) for rule in rules for alert in alerts(rule, windows, usual)]
+    described = [_described(rule, window) for rule in rules]
+    return msgspec.json.encode(window.named | {"rules": described, "alerts": active})
 
 
 def _described(rule: AlertRule, window: WindowView) -> dict[str, Any]:

@@ -6,13 +6,11 @@ import { say } from './texts';
 import type { WindowSummary } from './types';
 import type { Beside, View } from './view';
 
-export const reasonOf = (error: unknown): string => (error instanceof api.ApiError ? error.message : say('failed.server'));
-
 export async function besideOf(view: View, { window: { start }, histograms }: WindowSummary): Promise<Beside> {
   const [failures, mechanism]: [string[], string | undefined] = [[], histograms?.[0]];
   let refused = '';
   const read = <Read>(isWanted: boolean, ask: () => Promise<Read>, failed: (reason: string) => unknown): Promise<Read | null> =>
-    isWanted ? ask().catch((error: unknown) => (failed(reasonOf(error)), null)) : Promise.resolve(null);
+    isWanted ? ask().catch((error: unknown) => (failed(api.reasonOf(error)), null)) : Promise.resolve(null);
   const [other, scheduled, alerts, heat] = await Promise.all([
     read(view.chosenScheme === 'day' && view.statistic !== 'spread', () => api.otherDay(view.feed, start, STATISTICS[view.statistic], view.day),
       (reason) => failures.push(say('day.failed', { reason }))),

@@ -7,7 +7,6 @@ import { say } from './texts';
 import {
   COMPARING,
   RELATIVE_BREAKS,
-  STATISTICS,
   absoluteLabels,
   isNobody,
   opacity,
@@ -25,12 +24,6 @@ import type { View } from './view';
 const radios = (id: string) => [...byId(id).querySelectorAll<HTMLInputElement>('input')];
 
 export function setUpControls(view: View, page: Page): void {
-  const list = byId('statistics');
-  for (const name of Object.keys(STATISTICS) as Statistic[]) {
-    const title = say(`${name}.title`);
-    const input = make('input', { type: 'radio', name: 'statistic', value: name, 'aria-label': title });
-    list.append(make('label', { title }, input, make('span', {}, say(`${name}.short`))));
-  }
   const listen = <T extends string>(id: string, then: (value: T) => void) =>
     byId(id).addEventListener('change', (event) => then((event.target as HTMLInputElement).value as T));
   listen<Statistic>('statistics', page.statistic);

@@ -2,7 +2,6 @@
 
 import type { Area } from './area';
 import { cellAt, centre, finestOf, type Shape } from './hexagons';
-import type { Heat } from './heat';
 import type { Names } from './names';
 import { overSaid } from './over';
 import { decimals, say } from './texts';
@@ -27,7 +26,7 @@ import {
   type Verdict,
   type Versus,
 } from './statistics';
-import type { AlertList, Drawn, Hexagon, Marker, Missing, OtherDay, Over, Scheduled, Settings, WindowCells, WindowSummary } from './types';
+import type { AlertList, Drawn, HeatFeatures as Heat, Hexagon, Marker, Missing, OtherDay, Over, Scheduled, Settings, WindowCells, WindowSummary } from './types';
 import type { Look } from './hexagonlayer';
 
 export interface Reading {
@@ -246,26 +245,11 @@ export class View {
     return this.window?.histograms ?? [];
   }
 
-  /** Whether any cell says what is typical of it. */
-  get typified(): boolean {
-    return this.statistic === 'mean' && this.has.typical;
-  }
-
-  /** Released values alone are compared with other days, as shares, so none that may be negative. */
-  get besideOtherDays(): boolean {
-    const { lower = 0 } = otherValue() ?? {};
-    return !this.modelledAlone && this.statistic !== 'spread' && lower >= 0;
-  }
-
-  /** A timetable has means only. */
-  get schedulable(): boolean {
-    return this.scheduling && this.statistic === 'mean' && !otherValue();
-  }
-
-  /** Whether the colours of a scheme can be had of the window. */
+  /** Whether the colours of a scheme can be had of the window. A timetable has means only; with other days released values are compared, as shares, so none that may be negative. */
   offers(scheme: Scheme): boolean {
     if (scheme === 'now' || this.over) return scheme === 'now';
-    return scheme === 'day' ? this.besideOtherDays : scheme === 'scheduled' ? this.schedulable : this.typified;
+    if (scheme === 'day') return !this.modelledAlone && this.statistic !== 'spread' && (otherValue()?.lower ?? 0) >= 0;
+    return this.statistic === 'mean' && (scheme === 'scheduled' ? this.scheduling && !otherValue() : this.has.typical);
   }
 
   get scheme(): Scheme {
