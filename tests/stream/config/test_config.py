@@ -109,6 +109,8 @@ def test_feeds_that_share_a_ledger_are_refused_where_their_order_could_reveal_wh
         riders_config(tmp_path, **{"ledger.name": "city"})
     with pytest.raises(ConfigError, match=r"\[ledger\] name 'city' is not for \[histogram\]"):
         with_histograms("values", tmp_path, ["ug"], **{"ledger.name": "city"})
+    with pytest.raises(ConfigError, match=r"not for privacy\.horizon"):
+        bus_config(tmp_path, **{"privacy.horizon": {"period": "28d", "budget": 100.0}, "ledger.name": "city"})
     with pytest.raises(ConfigError, match=r"ledger\.name: found 'City'; write at most 32 lower-case letters"):
         bus_config(tmp_path, **{"ledger.name": "City"})
 
@@ -190,6 +192,8 @@ def test_a_wrong_value_is_refused_with_its_key_and_its_bounds():
         ("privacy.epsilon", -1, "privacy.epsilon"),
         ("privacy.budget", 0.5, "no window could ever be released"),
         ("window.slot", "7h", "does not divide"),
+        ("privacy.horizon", {"period": "28d", "budget": 1.0}, "below privacy.budget"),
+        ("privacy.horizon", {"period": "36h", "budget": 100.0}, "whole periods"),
         ("window.slot", "an hour", "whole number with"),
         ("feed.timezone", "Mars/Olympus", "IANA"),
         ("feed.domain", {"south": 2, "north": 1, "west": 0, "east": 1}, "no area"),
