@@ -11,8 +11,6 @@ empty cells one in eight exceeds that (12 %; Gaussian noise: 16 %). By the same 
 reports where none is estimated to move.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from copy import copy

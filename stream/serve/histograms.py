@@ -9,8 +9,7 @@ from aiohttp import web
 
 from dpcore.spatial import histogram_from_release
 from dpcore.spatial.release import Released
-from stream.messages.heat import heat_of
-from stream.messages.range_query import Box, RangeError, count_in
+from stream.messages.range_query import Box, RangeError, count_in, heat_of
 from stream.serve import parameters as p
 from stream.serve.hexagons import joined, known_window
 from stream.serve.operations import get

@@ -13,9 +13,8 @@ from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.protocol.due_windows import DueWindows, RowsOfCluster
-from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.due_windows import DueWindows
+from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import AppendTimes, Behind, NotSealedError, ReadThrough, RowStore
@@ -66,5 +65,5 @@ async def note_ends(state: RowStore, logs: Mapping[str, Log]) -> None:
 def closing(redis: Redis, config: Config, publisher: Any, **hooks: Any) -> ReleaseProtocol:
     """The release protocol, as the closing process connects it on a cluster."""
     rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
-    due = RowsOfCluster(DueWindows(config, rows, store, ledger))
-    return ReleaseProtocol(statistics_of(config), redis, due, ledger, publisher, Noise(), **hooks)
+    hooks["sealing"] = DueWindows(config, rows, store, ledger).seal
+    return ReleaseProtocol(statistics_of(config), redis, rows, ledger, publisher, Noise(), **hooks)

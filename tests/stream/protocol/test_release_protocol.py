@@ -33,9 +33,8 @@ from stream.protocol import close_process, markers, publishing
 from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import LedgerCheck, verify_ledger
 from stream.protocol.markers import read_markers
-from stream.protocol.parts import ContentError
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
-from stream.protocol.release_protocol import STEPS
+from stream.protocol.release_protocol import STEPS, ContentError
 from stream.statistics.plan import PlanError
 from stream.statistics.smoothing_state import decode_memory, encode_memory, identity
 from stream.storage.keys import FeedKeys, PartKeys
@@ -244,7 +243,7 @@ async def test_a_topic_made_after_the_start_does_not_make_the_producer_forget_th
     kafka, topic_name, monkeypatch
 ):
     old, new = f"{topic_name}-old", f"{topic_name}-new"
-    monkeypatch.setattr(publishing, "OUTPUTS", (old, new))
+    monkeypatch.setattr(publishing, "OUTPUT_TOPICS", (old, new))
     await create_topic(kafka, old, 1)
     async with administering(kafka) as admin:
         while old not in await admin.list_topics():
@@ -261,7 +260,7 @@ async def test_a_topic_made_after_the_start_does_not_make_the_producer_forget_th
 
 FAILING_STEPS = (
     "rows.seal", "rows.read", "statistics.arrange", "statistics.plan", "store.store_plan",
-    "planning.charge", "ledger.charge",
+    "charge", "ledger.charge",
     "statistics.draw", "statistics.compose", "store.commit", "publisher.publish",
     "publisher.confirm", "store.remember",
     "rows.drop_rows", "store.forget",

@@ -24,10 +24,9 @@ from stream.config import Config
 from stream.local import LOOPBACK, REPO_ROOT, free_port
 from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.storage import client as clients
-from stream.storage.client import redis_client
+from stream.storage.client import each, redis_client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, LedgerError
-from stream.storage.partitions import each
 from stream.storage.row_store import NotSealedError, RowStore
 from tests.support.builders import SLOT, bus_config, in_order, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
