@@ -7,12 +7,10 @@ that of another day which begins at the same local time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
 from itertools import compress
-from operator import itemgetter
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import h3
 import msgspec
@@ -31,7 +29,7 @@ from stream.serve.differences import beside, from_typical
 from stream.serve.local_time import elapsed, local_length, local_start, start_at, zone_of
 from stream.serve.operations import files, get
 from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, attached, key_of
-from stream.serve.window_store import CloseMarker, View, WindowView, history, marker_of
+from stream.serve.window_store import CloseMarker, View, WindowView, marker_of
 
 Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]
 """Why there is no window to compare with; ``OtherDay`` of ``schemas.toml`` says what each means."""
@@ -40,29 +38,12 @@ _DEFAULTS = (7 * _DAY, _DAY)
 """How far back to look where no day is chosen, in this order."""
 
 
-@dataclass(frozen=True)
-class OtherDay:
+class OtherDay(NamedTuple):
     """What stands beside a window: a complete window of ``day``, a local date, or the reason why there is none."""
 
-    window: WindowView
-    zone: str
     day: date
     other: WindowView | None
     reason: Reason | None
-    kept: tuple[str, str] | None
-    """Starts of the oldest and the newest complete window of the feed."""
-
-    def body(self) -> dict[str, Any]:
-        """The object that the API answers with."""
-        oldest, newest = self.kept or (None, None)
-        return self.window.named | {
-            "timezone": self.zone,
-            "day": self.day.isoformat(),
-            "other": None if self.other is None else self.other.summary(),
-            "reason": self.reason,
-            "oldest": oldest,
-            "newest": newest,
-        }
 
 
 def other_day(view: View, window: WindowView, day: date | None) -> OtherDay:
@@ -81,7 +62,6 @@ def other_day(view: View, window: WindowView, day: date | None) -> OtherDay:
 def _on(view: View, window: WindowView, local: datetime, zone: str, day: date) -> OtherDay:
     start = start_at(local.replace(year=day.year, month=day.month, day=day.day))
     marker = marker_of(window)
-    kept = view.span(window.feed)
     other = None if start is None else view.windows.get((window.feed, start))
     reason: Reason | None
     if start == window.start:
@@ -92,7 +72,7 @@ def _on(view: View, window: WindowView, local: datetime, zone: str, day: date) -
         reason = _absent(view, window, start, local, day)
     else:
         reason = _unlike(window, marker, other, zone)
-    return OtherDay(window, zone, day, other if reason is None else None, reason, kept)
+    return OtherDay(day, other if reason is None else None, reason)
 
 
 def _absent(view: View, window: WindowView, start: str | None, local: datetime, day: date) -> Reason:
@@ -158,14 +138,27 @@ def complete_window(view: View, start: str, feed: str) -> WindowView:
 
 
 class Hexagons:
-    """Handlers for the hexagon releases in the store."""
+    """Handlers for the hexagon releases in the store. A configuration describes its own feed only.
+
+    One range is written after the other, so that many requests for large ones cannot fill the memory.
+    """
 
     def __init__(self, config: Config, view: View, answers: Answers, selections: Answers) -> None:
         """``selections``: of what readers choose freely, which pushes nothing out of ``answers``."""
         self._view, self._answers, self._selections = view, answers, selections
-        self._maps = {config.feed.name: config.public.map}
+        note = derived_speed_note(config.relation, config.feed.speeds)
+        described = {"map": config.public.map, "derived_speeds": config.feed.derivation, "note": note}
+        self._described = {config.feed.name: described}
         self._whole, self._selected = Turns("windows", MOST_WAITING), Turns("selections of cells", MOST_SELECTED)
-        self._lists = Turns("lists", MOST_WAITING)
+        self._lists, self._ranges = Turns("lists", MOST_WAITING), Turns("ranges", MAX_WAITING, 30)
+
+    @get("/feeds", "listFeeds", {JSON: "FeedList"}, tag="Feeds")
+    async def feeds(self, request: web.Request) -> web.Response:
+        """Feeds, what their maps are for, and which of their speeds are derived from positions."""
+        names = sorted(self._view.feeds() | self._described.keys())
+        unknown = {"map": None, "derived_speeds": None, "note": None}
+        body = msgspec.json.encode({"feeds": [{"feed": name} | self._described.get(name, unknown) for name in names]})
+        return await self._answers.ready(request, body, JSON)
 
     @get("/windows", "listWindows", {JSON: "WindowList"}, "feed", p.limit(100, 1000), tag="Windows")
     async def windows(self, request: web.Request, feed: str, limit: int) -> web.Response:
@@ -190,9 +183,16 @@ class Hexagons:
     ) -> web.Response:
         """The window of another day at the same local time and what it says of the cells, or why there is none."""
         known = known_window(self._view, window, feed)
-        compared = other_day(self._view, known, day)
-        body, here = compared.body() | {"statistic": statistic}, known.in_order()
-        there = None if compared.other is None else compared.other.in_order()
+        then, other, reason = other_day(self._view, known, day)
+        oldest, newest = self._view.span(feed) or (None, None)
+        said = {
+            "timezone": zone_of(known),
+            "day": then.isoformat(),
+            "other": other and other.summary(),
+            "reason": reason,
+        }
+        body = known.named | said | {"oldest": oldest, "newest": newest, "statistic": statistic}
+        here, there = known.in_order(), None if other is None else other.in_order()
 
         def make() -> bytes:
             cells = None if there is None else beside(cells_of(here), cells_of(there), statistic)
@@ -212,7 +212,10 @@ class Hexagons:
         known = known_window(self._view, window, feed)
         key = key_of("hexagons", known.tag, bbox, resolution, shape)
         summary, values = known.described().summary, known.in_order()
-        is_whole, map_of_feed = bbox is None and resolution is None, msgspec.json.encode(self._maps.get(feed))
+        is_whole, map_of_feed = (
+            bbox is None and resolution is None,
+            msgspec.json.encode(self._described.get(feed, {}).get("map")),
+        )
 
         def make() -> bytes:
             cells = cells_of(values)
@@ -241,7 +244,7 @@ class Hexagons:
         key = key_of("cell", cell, feed, self._view.generation, limit)
 
         def make() -> bytes:
-            past = history(windows, cell)[-limit:]
+            past = [one.cells[cell] for one in reversed(windows) if one.complete and cell in one.cells][-limit:]
             return joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past, cells_of(past)))
 
         return await self._lists.answer(self._selections, request, key, make, JSON)
@@ -258,6 +261,21 @@ class Hexagons:
         key = key_of("download", known.tag, suffix)
         make = partial(table_of, values, suffix)
         return await self._whole.answer(self._answers, request, key, make, FILES[suffix], headers)
+
+    @files(
+        "/download", "downloadRange", "Every complete window of a range of time as one {}, oldest first", FILES,
+        "from", "to", "feed", errors=(404, 413),
+    )  # fmt: skip
+    async def download_range(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
+        """The cells of every complete window that begins in [first, last), oldest first."""
+        windows = bounded(feed, begun_in(self._view, feed, first, last)[::-1])
+        key = key_of("range", suffix, [window.tag for window in windows])
+        headers = attached(f".{suffix}", feed, first, last)
+
+        def make() -> bytes:
+            return table_of([value for window in windows for value in window.in_order()], suffix)
+
+        return await self._ranges.answer(self._answers, request, key, make, FILES[suffix], headers)
 
 
 def joined(head: bytes, values: Iterable[bytes]) -> bytes:
@@ -285,29 +303,6 @@ def within(box: Box, lat: float, lng: float) -> bool:
     return bool(across and south <= lat <= north)
 
 
-class Feeds:
-    """Handler for the list of feeds. A configuration describes its own feed only; of others only releases are known."""
-
-    def __init__(self, config: Config, view: View, answers: Answers) -> None:
-        self._view, self._answers = view, answers
-        self._configured = config.feed.name
-        note = derived_speed_note(config.relation, config.feed.speeds)
-        self._described = {
-            "feed": config.feed.name,
-            "map": config.public.map,
-            "derived_speeds": config.feed.derivation,
-            "note": note,
-        }
-
-    @get("/feeds", "listFeeds", {JSON: "FeedList"}, tag="Feeds")
-    async def listed(self, request: web.Request) -> web.Response:
-        """Feeds, what their maps are for, and which of their speeds are derived from positions."""
-        feeds = [{"feed": name, "map": None, "derived_speeds": None, "note": None} for name in self._view.feeds()]
-        listed = [one for one in feeds if one["feed"] != self._configured] + [self._described]
-        body = msgspec.json.encode({"feeds": sorted(listed, key=itemgetter("feed"))})
-        return await self._answers.ready(request, body, JSON)
-
-
 MAX_RANGE_BYTES = 16 << 20
 """Bytes of message values in one range: some 40 000 cells. As rows in memory they take ten times as much."""
 MAX_WAITING = 4
@@ -329,27 +324,3 @@ def bounded(feed: str, windows: list[WindowView]) -> list[WindowView]:
         title = f"the {len(windows)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
         raise Problem(413, title, "ask for a shorter range, for fewer hours, or for the windows one by one")
     return windows
-
-
-class Ranges:
-    """Writes one range after the other, so that many requests for large ranges cannot fill the memory."""
-
-    def __init__(self, view: View, answers: Answers) -> None:
-        self._view = view
-        self._answers = answers
-        self._turns = Turns("ranges", MAX_WAITING, 30)
-
-    @files(
-        "/download", "downloadRange", "Every complete window of a range of time as one {}, oldest first", FILES,
-        "from", "to", "feed", errors=(404, 413),
-    )  # fmt: skip
-    async def download(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
-        """The cells of every complete window that begins in [first, last), oldest first."""
-        windows = bounded(feed, begun_in(self._view, feed, first, last)[::-1])
-        key = key_of("range", suffix, [window.tag for window in windows])
-        headers = attached(f".{suffix}", feed, first, last)
-
-        def make() -> bytes:
-            return table_of([value for window in windows for value in window.in_order()], suffix)
-
-        return await self._turns.answer(self._answers, request, key, make, FILES[suffix], headers)

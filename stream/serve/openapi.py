@@ -26,28 +26,6 @@ VERSION = "1.5.0"
 """Version of the API. The second number counts additions; a change that breaks clients gets a new path, ``v2``."""
 
 _TEXT: Schema = {"type": "string"}
-_HOURS: Schema = {
-    "type": "object",
-    "patternProperties": {"^(1?[0-9]|2[0-3])$": {"type": "number", "exclusiveMinimum": 0}},
-    "additionalProperties": False,
-}
-_TYPES: dict[str, Schema] = {
-    "text": _TEXT,
-    "time": _TEXT | {"format": "date-time"},
-    "date": _TEXT | {"format": "date"},
-    "boolean": {"type": "boolean"},
-    "integer": {"type": "integer"},
-    "count": {"type": "integer", "minimum": 0},
-    "positive": {"type": "integer", "minimum": 1},
-    "number": {"type": "number"},
-    "from0": {"type": "number", "minimum": 0},
-    "above0": {"type": "number", "exclusiveMinimum": 0},
-    "object": {"type": "object"},
-    "hours": _HOURS,
-    "reason": _TEXT | {"enum": list(get_args(Reason))},
-    "missing": _TEXT | {"enum": list(get_args(Missing))},
-    "statistic": _TEXT | {"enum": list(STATISTICS)},
-}
 _STREAM: Schema = _TEXT | {
     "description": "Events named window: id is the place of the close marker, data is a Window as JSON. Events named "
     "alert, without id: data is an AlertNews as JSON."
@@ -56,6 +34,11 @@ _OBJECTS: dict[str, dict[str, Any]] = tomllib.loads(
     (resources.files("stream.serve") / "schemas.toml").read_text("utf-8")
 )
 _TAGS, _ERRORS = _OBJECTS.pop("tags"), _OBJECTS.pop("errors")
+_TYPES = _OBJECTS.pop("types") | {
+    "reason": _TEXT | {"enum": list(get_args(Reason))},
+    "missing": _TEXT | {"enum": list(get_args(Missing))},
+    "statistic": _TEXT | {"enum": list(STATISTICS)},
+}
 _MESSAGES = {"HexagonSpeed": HEXAGON_SPEED, "SpatialHistogram": SPATIAL_HISTOGRAM, "CloseMarker": WINDOW}
 
 

@@ -17,8 +17,7 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from stream.serve.addresses import client_of, network_of
-from stream.serve.sending import Sending
+from stream.serve.sending import Sending, client_of, network_of
 
 MOST_WAITING = 64
 """Answers of one kind that may be made or wait at the same time, where the kind has no bound of its own."""

@@ -20,9 +20,9 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.messages.tables import can_write_parquet
-from stream.serve.addresses import client_of
 from stream.serve.city.city import City
 from stream.serve.responses import JSON, Answers, Body, Problem, packed
+from stream.serve.sending import client_of
 from stream.serve.window_store import View
 
 LARGEST_RANGE = 4 << 20
@@ -160,7 +160,7 @@ class Pages:
             "network": city.drawn,
             "street_names": city.writes_names,
             "attribution": city.attribution,
-            "areas": city.divided,
+            "areas": bool(city.by_name),
             "scheduled": city.timed,
         }
 

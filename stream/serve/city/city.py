@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from stream.config import Config, ConfigError
+from stream.config import Config
 from stream.config.geojson import Position, lines_of, shapes
 from stream.config.value import SPEED
 from stream.messages.cells import cells_of
 from stream.messages.tables import TO_AVERAGE, Row, flatten, write_lines
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, inside
-from stream.serve.city.places import check_name, read_bytes, read_places
+from stream.serve.city.places import check_name, explained, read_bytes, read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import Ways
 from stream.serve.differences import from_schedule
@@ -49,7 +49,7 @@ def read_streets(path: Path | None) -> Streets:
     """Lines, points and names of the file; without one there are none. Raises :class:`ConfigError`."""
     if path is None:
         return Streets()
-    try:
+    with explained(path, "streets", "a GeoJSON FeatureCollection of lines or points"):
         document = json.loads(read_bytes(path, "streets", LARGEST).decode("utf-8"))
         features, points = [], 0
         for (where, shape), described in zip(shapes(document), document.get("features", [document]), strict=True):
@@ -62,11 +62,6 @@ def read_streets(path: Path | None) -> Streets:
             raise ValueError(f"it has {points} points, more than {MOST_POINTS}; leave out minor streets")
         said = document.get("attribution")
         return Streets(features, check_name(said, "its attribution") if isinstance(said, str) else None)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"public.streets {path} is no file of streets: {error}; write a GeoJSON FeatureCollection of lines or "
-            "points"
-        ) from None
 
 
 def _shape(lines: list[list[Position]]) -> dict[str, Any]:
@@ -127,20 +122,11 @@ class City:
         }
         self._facts = {name: (body, key_of(body)) for name, body in bodies.items()}
 
-    @property
-    def divided(self) -> bool:
-        """Whether there are areas."""
-        return bool(self.by_name)
-
     @_facts
     async def fact(self, request: web.Request, fact: str) -> web.Response:
         """What the operator's files say, which does not change while the service runs."""
         body, key = self._facts[fact]
         return await self._answers.ready(request, body, _FACTS[fact][1], key)
-
-    def _is_timed(self, window: WindowView) -> bool:
-        """Whether the timetable says something about a window: it is of the configured feed, and of speeds."""
-        return window.feed == self._feed and value_of(window) == SPEED
 
     @get(
         "/windows/{window}/scheduled", "getScheduledSpeeds", {JSON: "ScheduledSpeeds"}, "feed",
@@ -150,11 +136,11 @@ class City:
         """Scheduled speeds of the released cells of one window, in its hours."""
         known = known_window(self._view, window, feed)
         key, service, values = key_of("scheduled", known.tag), self._service, known.in_order()
-        said = known.stated
+        said, is_timed = known.stated, feed == self._feed and value_of(known) == SPEED
 
         def make() -> bytes:
             hours = hours_of(known.start, known.end, self._zone)
-            cells = cells_of(values if self._is_timed(known) else [])
+            cells = cells_of(values if is_timed else [])
             speeds = service.speeds(hours, ((cell.cell, cell.excludes) for cell in cells))
             judged = from_schedule(cells, {row["cell"]: row["value"] for row in speeds}, bounds_of(known).upper)
             for row in speeds:

@@ -19,10 +19,10 @@ from stream.messages.cells import cells_of
 from stream.messages.shapes import Place, parts_of, places_of, ring_of
 from stream.messages.tables import feature, rows_of
 from stream.serve import parameters as p
-from stream.serve.addresses import base_of
 from stream.serve.ogc.selection import Bounds, Interval, bounds_of, extent_of, is_during, item_id, meets
 from stream.serve.operations import get
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, Turns, key_of
+from stream.serve.sending import base_of
 from stream.serve.window_store import View, WindowView, marker_of
 
 ROOT = "/ogc"

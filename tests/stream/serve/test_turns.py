@@ -18,10 +18,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from stream.serve import sending
-from stream.serve.addresses import client_of
 from stream.serve.guards import problems
 from stream.serve.responses import JSON, Answers, Problem, Turns, key_of
-from stream.serve.sending import SEND_BUFFER, Sending, bound_every_answer
+from stream.serve.sending import SEND_BUFFER, Sending, bound_every_answer, client_of
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ export function setUpAbout(view: View): void {
   byId('about-button').addEventListener('click', () => {
     fillPage(dialog); // another value may be on display
     byId('about-window').replaceChildren(...promises(view, view.window?.marker));
-    for (const part of dialog.querySelectorAll<HTMLElement>('[data-relation]')) part.hidden = part.dataset.relation !== view.relation;
+    for (const part of dialog.querySelectorAll<HTMLElement>('[data-relation]')) part.hidden = part.dataset.relation !== view.window?.marker?.relation;
     dialog.showModal();
   });
   byId('about-close').addEventListener('click', () => dialog.close());
@@ -70,7 +70,7 @@ function facts(view: View, marker: Marker): Fact[] {
     ...(marker.accounting === 'zcdp' ? concentrated(marker) : pure(marker)),
     ...histograms(view, marker),
     [say('about.clipping'), say('about.clipping-text', { lower: bound(clipping.lower), upper: bound(clipping.upper), unit: unit() })],
-    ...(view.derivedSpeeds ? [[say('about.speeds'), say(`about.speeds.${view.derivedSpeeds}`)] as Fact] : []),
+    ...(view.own.derived_speeds ? [[say('about.speeds'), say(`about.speeds.${view.own.derived_speeds}`)] as Fact] : []),
     [say('about.statistics'), statistics.join(', ')],
     [say('about.cells'), say('about.cells-text', { count: cells.length, hours: hours(bounds, view.zone), published })],
   ];
@@ -82,7 +82,7 @@ function promises(view: View, marker: Marker | null | undefined): HTMLElement[] 
   return [
     ...(view.opens === 'typical' ? [make('p', { class: 'lead' }, say('about.map.typical'))] : []),
     make('p', { class: 'lead' }, say(`about.relation.${marker.relation}`)),
-    ...(view.derivedSpeeds && marker.relation === 'values' ? [make('p', { class: 'lead' }, say('derived.values'))] : []),
+    ...(view.own.derived_speeds && marker.relation === 'values' ? [make('p', { class: 'lead' }, say('derived.values'))] : []),
     make('dl', { class: 'facts' }, ...facts(view, marker).flatMap(([term, ...said]) => [make('dt', {}, term), make('dd', {}, ...said)])),
   ];
 }

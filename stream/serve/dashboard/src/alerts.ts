@@ -21,7 +21,7 @@ const told = ({ value, limit }: Alert) => say(value > limit ? 'alerts.cell.above
 
 export function showAlerts(view: View, choose: Choose): void {
   const { alerts } = view.beside;
-  byId('alerts').hidden = !view.alerting;
+  byId('alerts').hidden = !view.own.alerting;
   byId('alerts-count').textContent = alerts?.alerts.length ? String(alerts.alerts.length) : '';
   const list = byId('alerts-list');
   const focused = document.activeElement;

@@ -137,9 +137,9 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
 
 /** That speeds are derived, and under "values" that nothing but "participation" would protect these. */
 function derived(view: View): HTMLElement[] {
-  if (!view.derivedSpeeds) return [];
+  if (!view.own.derived_speeds) return [];
   const unprotected = view.window?.marker?.relation === 'values' ? ` ${say('derived.values')}` : '';
-  return [make('p', { class: 'note derived' }, say(`about.speeds.${view.derivedSpeeds}`), unprotected)];
+  return [make('p', { class: 'note derived' }, say(`about.speeds.${view.own.derived_speeds}`), unprotected)];
 }
 
 const note = (kind: Mark, text: string) => make('p', { class: 'note' }, chip(kind), ` ${text}`);

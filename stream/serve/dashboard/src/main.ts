@@ -7,7 +7,6 @@ import * as api from './api';
 import { setUpAbout } from './about';
 import { setUpCity } from './city';
 import { showAlerts } from './alerts';
-import { besideOf } from './beside';
 import { setUpControls, showControls } from './controls';
 import { byId } from './dom';
 import { setUpDownloads, showDownloads } from './downloads';
@@ -255,7 +254,7 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   byId('notice').hidden = true;
   if (window.window.start === view.window?.window.start && !again && !wasMean) return void tell(ready);
   begin('asked');
-  const [cells, beside] = await Promise.all([load(window), besideOf(view, window)]);
+  const [cells, beside] = await Promise.all([load(window), view.readBeside(window)]);
   if (mine !== turn) return;
   unread = false;
   took('fetch', 'asked');
