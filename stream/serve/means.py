@@ -24,10 +24,9 @@ from stream.serve import parameters as p
 from stream.serve.city.areas import Area, PolygonArea
 from stream.serve.city.combining import combined, inside
 from stream.serve.hexagons import MAX_WAITING, begun_in, bounded, known_area
-from stream.serve.local_time import local_start
 from stream.serve.operations import get
 from stream.serve.responses import JSON, MOST_WAITING, Answers, Problem, Turns, key_of
-from stream.serve.window_store import CloseMarker, View, WindowView, bounds_of, marker_of
+from stream.serve.window_store import CloseMarker, View, WindowView, bounds_of, local_start, marker_of
 
 DAY_KINDS: dict[str, frozenset[int]] = {
     "workday": frozenset(range(5)),
