@@ -162,13 +162,12 @@ def releases_of(windows: Sequence[WindowView], area: Area | None = None) -> Rele
 
 def _means(windows: list[WindowView], area: Area | None, within: Clipping) -> dict[str, Any]:
     releases = releases_of(windows, area)
-    rows = [_row(cell, excludes, seen, within) for (cell, excludes), seen in sorted(releases.items())]
+    rows = [
+        {"cell": cell, "excludes": excludes, "windows": len(seen)} | _of(combined(seen, within))
+        for (cell, excludes), seen in sorted(releases.items())
+    ]
     everything = [cell for seen in releases.values() for cell in seen]
     return {"cells": rows, "together": _of(combined(everything, within))}
-
-
-def _row(cell: str, excludes: tuple[str, ...], seen: list[Cell], within: Clipping) -> dict[str, Any]:
-    return {"cell": cell, "excludes": list(excludes), "windows": len(seen)} | _of(combined(seen, within))
 
 
 def _of(together: dict[str, Any]) -> dict[str, Any]:
