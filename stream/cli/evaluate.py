@@ -54,11 +54,7 @@ def command(
     sweep: Annotated[str | None, typer.Option(help="Repeat for each value, like epsilon=0.5,1,2,4.")] = None,
     figure: Annotated[
         Path | None,
-        typer.Option(
-            "--plot",
-            help="Draw the error against epsilon and a map of errors, or with --live busy cells over the day, into "
-            "this file (PNG, SVG or PDF).",
-        ),
+        typer.Option("--plot", help="With --live: draw busy cells over the day into this file (PNG, SVG or PDF)."),
     ] = None,
     histograms: Annotated[
         bool, typer.Option("--histograms", help="Evaluate the spatial histograms; --sweep then changes their epsilon.")
@@ -80,6 +76,8 @@ def command(
     if live and histograms:
         stop("--live needs the means; leave out --histograms")
     if figure is not None:
+        if not live:
+            stop("--plot draws the live map; add --live")
         check_plot(figure)
     settings = choose_settings(config, relation)[1]
     names = _mechanisms(settings, mechanisms)
@@ -107,7 +105,7 @@ class _Judgement(NamedTuple):
 
     facts: dict[str, Any]
     show: Callable[[], None]
-    draw: Callable[[Path], None]
+    draw: Callable[[Path], None] = lambda figure: None
 
 
 def choose_settings(config: Path | None, relation: NeighbouringRelation | None) -> tuple[Chosen, Config]:
@@ -176,19 +174,13 @@ def _each(runs: list[tuple[str, Config]], steps: int, score: Callable[[str, Conf
 
 
 def _judged_means(settings: Config, names: list[str], sweep: str | None, windows: Windows, trials: int) -> _Judgement:
-    from stream.cli.evaluate_report import plot, print_scores
+    from stream.cli.evaluate_report import print_scores
     from stream.evaluation.evaluate import evaluate
 
     runs = _runs(settings, names, sweep)
     each = _each(runs, len(windows), lambda name, variant, on: evaluate(variant, windows, trials, name, on))
     scores = list(chain.from_iterable(each))
-
-    def draw(figure: Path) -> None:
-        if all(score.mae is None for score in scores):
-            stop("no cell was released, so there is no error to draw; leave out --plot, or lower speed.min_users")
-        plot(scores, figure)
-
-    return _Judgement({"scores": [asdict(score) for score in scores]}, lambda: print_scores(scores), draw)
+    return _Judgement({"scores": [asdict(score) for score in scores]}, lambda: print_scores(scores))
 
 
 def _judged_live(settings: Config, names: list[str], sweep: str | None, windows: Windows, draws: int) -> _Judgement:
@@ -223,7 +215,7 @@ def _judged_histograms(
     each = _each(runs, len(windows), lambda _, variant, on: evaluate_histograms(variant, windows, trials, on))
     scores = list(chain.from_iterable(each))
     facts = {"histograms": [asdict(score) for score in scores]}
-    return _Judgement(facts, lambda: print_histogram_scores(scores), lambda figure: None)
+    return _Judgement(facts, lambda: print_histogram_scores(scores))
 
 
 def _values(sweep: str | None, present: float) -> list[float]:

@@ -123,15 +123,6 @@ class Charges:
         return cls(unit, int(charges.min()), p5, median, p95, int(charges.max()))
 
 
-@dataclass(frozen=True)
-class CellError:
-    """Mean absolute error of one cell over windows and trials, weighted by events; ``events`` per trial."""
-
-    cell: str
-    events: int
-    mae: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """What the scores of one run share. ``useful``: error up to which a value is useful, in its ``unit``. ``cells``,
@@ -180,7 +171,6 @@ class Score(Run):
     coverage: float | None
     useful_coverage: float | None
     useful_cells: float | None
-    map: tuple[CellError, ...] = field(repr=False)
     cell_coverage: tuple[CellCoverage, ...] = field(repr=False)
 
 
@@ -255,7 +245,6 @@ class Errors:
             coverage=float(np.concatenate(self.covered).mean()) if any(map(len, self.covered)) else None,
             useful_coverage=float(weight @ useful) / events if speeds else None,
             useful_cells=int(useful.sum()) / cells if speeds else None,
-            map=self._map(error, weight, run.trials) if statistic == "mean" else (),
             cell_coverage=self.verdicts.by_cell(),
         )
 
@@ -264,13 +253,3 @@ class Errors:
             return None
         weight = np.concatenate(self.noise_weight)
         return float(weight @ np.concatenate(self.noise) / weight.sum()) if weight.sum() > 0 else None
-
-    def _map(self, error: FloatArray, weight: FloatArray, trials: int) -> tuple[CellError, ...]:
-        cells, index = np.unique(np.concatenate(self.cell), return_inverse=True)
-        events = np.bincount(index, weights=weight, minlength=len(cells))
-        total = np.bincount(index, weights=weight * np.abs(error), minlength=len(cells))
-        return tuple(
-            CellError(cell_text(cell), round(n / trials), off / n)
-            for cell, n, off in zip(cells.tolist(), events.tolist(), total.tolist(), strict=True)
-            if n > 0
-        )
