@@ -196,22 +196,20 @@ class HistogramScore:
 
 
 class Errors:
-    """Columns of one estimator over windows and trials: error, weight, cell; noise; covered."""
+    """Columns of one estimator over windows and trials: error, weight; noise; covered."""
 
     def __init__(self) -> None:
         self.error: list[FloatArray] = []
         self.weight: list[FloatArray] = []
-        self.cell: list[IdArray] = []
         self.noise: list[FloatArray] = []
         self.noise_weight: list[FloatArray] = []
         self.covered: list[npt.NDArray[np.bool_]] = []
         self.verdicts = Verdicts()
         self.worst_error: float | None = None
 
-    def add(self, cells: IdArray, error: FloatArray, weight: FloatArray) -> None:
-        """Errors (n,) of ``cells``, weighted by their events; without truth they are no numbers and left out."""
+    def add(self, error: FloatArray, weight: FloatArray) -> None:
+        """Errors (n,) of cells, weighted by their events; without truth they are no numbers and left out."""
         known = np.isfinite(error)
-        self.cell.append(cells[known])
         self.error.append(error[known])
         self.weight.append(weight[known])
 
