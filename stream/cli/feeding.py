@@ -274,19 +274,17 @@ def live_speed_note(settings: Config, speeds: SpeedSource) -> str | None:
     return mismatch if note is None else f"{note} {mismatch}"
 
 
-def check_release_file(out: Path | None) -> None:
-    """Raises :class:`typer.BadParameter` for a file to which no live feed can be released."""
-    if out is None or out.suffix != ".ndjson":
-        raise typer.BadParameter("with --offline and an address, name a file like releases.ndjson", param_hint="--out")
-
-
 def run_live(config: Config, feed: Feed, source: str, out: Path | None, *, offline: bool, force: bool) -> None:
     """Send a live feed to Kafka, or to the file ``out`` (``-``: stdout), until Ctrl-C; ``offline``: release it into
-    that file, which :func:`check_release_file` has seen. ``source``: its name in errors.
+    that file. ``source``: its name in errors. Raises :class:`typer.BadParameter` for a file of another kind.
     """
     from stream.sources.polling import FileSink, KafkaSink
 
-    if offline and out is not None:
+    if offline:
+        if out is None or out.suffix != ".ndjson":
+            raise typer.BadParameter(
+                "with --offline and an address, name a file like releases.ndjson", param_hint="--out"
+            )
         _release(config, feed, source, out, force=force)
     elif out is not None:
         try:

@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,7 +71,7 @@ def _report(report: Inspection, sources: list[str], config: Path | None, as_json
     if as_json:
         facts = {
             "kind": report.seen.kind,
-            **report.measures.as_dict(),
+            **asdict(report.measures),
             "usable": report.usable,
             "refused": dict(report.refused),
         }

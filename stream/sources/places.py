@@ -251,25 +251,18 @@ def as_table(chart: Places, scheduled: dict[str, Any] | None = None) -> dict[str
     return table if scheduled is None else table | {"scheduled": scheduled}
 
 
-def as_features(chart: Places) -> dict[str, Any]:
-    """The places as GeoJSON: the outlines of the cells."""
-    return _collection(
-        (place.cell, {"cell": place.cell, "name": place.name, "stops": place.stops, "routes": list(place.routes)})
-        for place in chart.cells
-    )
-
-
 def as_area(chart: Places) -> dict[str, Any]:
     """The public cell list for ``participation.geojson``: the outlines of the cells that routes cross."""
-    return _collection((place.cell, {"cell": place.cell}) for place in chart.cells if place.routes)
-
-
-def _collection(cells: Iterator[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     return {
         "type": "FeatureCollection",
         "features": [
-            {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [_ring(cell)]}, "properties": properties}
-            for cell, properties in cells
+            {
+                "type": "Feature",
+                "geometry": {"type": "Polygon", "coordinates": [_ring(place.cell)]},
+                "properties": {"cell": place.cell},
+            }
+            for place in chart.cells
+            if place.routes
         ],
     }
 

@@ -1,4 +1,4 @@
-"""Snapshots of vehicle positions, whatever their format: columns, with a reason for each entry that is refused. Pure."""
+"""Snapshots of vehicle positions of any format: columns, with a reason for each entry that is refused. Pure."""
 
 from __future__ import annotations
 
