@@ -122,11 +122,11 @@ def progress_bars() -> Progress:
 
 
 @contextmanager
-def reading_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar that is told what was read, of how much; 0 if that is unknown."""
+def reading_bar() -> Iterator[Callable[[int], None]]:
+    """A bar that is told how many events were read."""
     with progress_bars() as bars:
         task = bars.add_task("reading", total=None)
-        yield lambda done, size: bars.update(task, completed=done, total=size or None)
+        yield lambda events: bars.update(task, description=f"{events:,} events read")
 
 
 Row = TypeVar("Row")

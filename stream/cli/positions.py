@@ -142,7 +142,6 @@ def snapshot_command(form: str, what: str) -> Callable[..., None]:
                 settings,
                 in_background(blocks),
                 Pacer(speed_of_stored),
-                share_read=lambda: reader.tally.snapshots / len(files),
                 as_json=as_json,
                 reading=report.facts,
             )

@@ -85,7 +85,6 @@ def command(
         feed_kafka,
         settings,
         pacer=Pacer(pace),
-        share_read=None if file == STDIN else lambda: source.share_read,
         as_json=as_json,
     )
     if not settings.feed.derives_speeds:

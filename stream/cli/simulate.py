@@ -78,10 +78,10 @@ def command(
             stop("--city lives on Kafka, by its own clock, until Ctrl-C: leave out the other options of time and place")
         living = LiveCity(settings, vehicles, simulation.start_us, seed=seed)
         blocks = living.messages(None if truth is None else Truth(living, truth))
-        feed_kafka(settings, blocks, Pacer(1.0, live=True), share_read=None, as_json=as_json)
+        feed_kafka(settings, blocks, Pacer(1.0, live=True), as_json=as_json)
         return
     if out is None:
-        feed_kafka(settings, simulate(simulation), Pacer(speed, live=True), share_read=None, as_json=as_json)
+        feed_kafka(settings, simulate(simulation), Pacer(speed, live=True), as_json=as_json)
         return
     if length is None:
         stop("--out needs an end: give --duration or --once")
