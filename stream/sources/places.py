@@ -48,9 +48,7 @@ def route_lines(
             parts.setdefault(schedule.routes[route], set()).update(inside)
     whole = {route: [np.array(part) for part in sorted(lines)] for route, lines in parts.items()}
     if 2 * sum(map(len, whole.values())) > most_points:
-        raise ScheduleError(
-            f"it has more than {most_points // 2} lines; choose a mode, or divide the schedule by agency"
-        )
+        raise ScheduleError(f"more than {most_points // 2} lines; choose a mode, or divide the schedule by agency")
     tolerance, count = _TOLERANCE_M, most_points + 1
     while count > most_points:  # straight lines have two points each
         simple = {route: [simplified(line, tolerance) for line in lines] for route, lines in whole.items()}

@@ -83,8 +83,8 @@ class _Block:
 class Recording:
     """One file as messages for ``feed``, in file order, due at their event time; iterated once.
 
-    Raises :class:`RecordingError` for a file that cannot be read, or not to its end (after the lines before the damage), for
-    missing CSV columns, and for a format that this feed does not accept.
+    Raises :class:`RecordingError` for a file that cannot be read, or not to its end (after the lines before the
+    damage), for missing CSV columns, and for a format that this feed does not accept.
     """
 
     def __init__(
