@@ -3,15 +3,14 @@
 If a mechanism is ε-DP, P(M(x) ∈ S) <= e^ε·P(M(y) ∈ S) for every event S. Half of the samples choose an event, the
 other half bound both probabilities by Clopper–Pearson, so that log(lower/upper) exceeds the true ε with probability at
 most α, whatever event was chosen. A bound above the promised ε refutes the mechanism; one below proves nothing, so
-every audit has planted bugs that it must refute.
+``tests/planted_bugs`` plants bugs that every audit must refute.
 
 Power, with n = 6000 samples per side (3000 tested) at α = 1e-4, for Laplace noise at ε = 1: the correct mechanism is
 bounded by about 0.79; half the noise by about 1.69; an ε of 1.5 by about 1.24, each above 1 with probability > 0.999.
 """
 
-import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,6 @@ import numpy.typing as npt
 from scipy.special import betaincinv, ndtri
 
 from dpcore.noise import EntropySource, Noise
-from tests.support.tapes import tape
 
 ALPHA = 1e-4
 """Chance that a correct mechanism is refuted by one audit."""
@@ -111,28 +109,6 @@ def assert_private(bound: Bound, epsilon: float) -> None:
     assert bound.epsilon <= epsilon, f"refuted at ε = {epsilon}: {bound}"
 
 
-def assert_caught(bound: Bound, epsilon: float) -> None:
-    """The audit refutes ``epsilon``-DP, as it must for a planted bug."""
-    assert bound.epsilon > epsilon, f"the planted bug was not caught at ε = {epsilon}: {bound}"
-
-
-def assert_caught_within(n: int, sides: Callable[[int], Sequence[npt.ArrayLike]], epsilon: float) -> None:
-    """The audit refutes ``epsilon``-DP with at most ``n`` of ``sides``' draws, as it must for a planted bug.
-
-    ``sides``: k -> the outputs of k further draws on either side. The audit looks at a sixteenth of the draws, at a
-    quarter and at all, each time at α/3, so that a correct mechanism is refuted with probability at most α, and stops
-    when it has seen enough.
-    """
-    outputs: tuple[list[FloatArray], list[FloatArray]] = [], []
-    for before, draws in itertools.pairwise((0, -(-n // 16), -(-n // 4), n)):
-        for side, further in zip(outputs, sides(draws - before), strict=True):
-            side.append(_columns(further))
-        bound = epsilon_lower_bound(*map(np.concatenate, outputs), ALPHA / 3)
-        if bound.epsilon > epsilon:
-            return
-    assert_caught(bound, epsilon)
-
-
 def samples(draw: Callable[[Noise], npt.ArrayLike], noise: Noise | None = None, n: int = N) -> FloatArray:
     """Call ``draw`` and return its ``n`` independent outputs, shape (n, d)."""
     source = noise or Pooled()
@@ -146,9 +122,8 @@ class Pooled(Noise):
     calls would have drawn. ``entropy``: by default that of :class:`Noise`, which a test records.
     """
 
-    def __init__(self, entropy: EntropySource | None = None, shrink: int = 1) -> None:
+    def __init__(self, entropy: EntropySource | None = None) -> None:
         super().__init__(*([] if entropy is None else [entropy]))
-        self._shrink = shrink
         self._pools: defaultdict[Hashable, _Pool] = defaultdict(_Pool)
 
     def discrete_laplace(self, numerator, denominator=1, size=None):  # type: ignore[no-untyped-def]
@@ -156,13 +131,13 @@ class Pooled(Noise):
             return np.array([self._one((numerator, denominator))], dtype=np.int64)
         scales = np.broadcast(numerator, denominator, *([] if size is None else [np.empty(size)]))
         if scales.size > _LARGEST_POOL:
-            return super().discrete_laplace(numerator, self._shrink * np.asarray(denominator), size)
+            return super().discrete_laplace(numerator, denominator, size)
         drawn = [self._one((int(t), int(s))) for t, s, *_ in scales]
         return np.array(drawn, dtype=np.int64).reshape(scales.shape)
 
     def _one(self, scale: tuple[int, int]) -> int:
         draw, (t, s) = super().discrete_laplace, scale
-        return int(self._pools[scale].next(lambda n: draw(t, self._shrink * s, n)))
+        return int(self._pools[scale].next(lambda n: draw(t, s, n)))
 
     def exponential(self, costs, numerator, denominator, *, offsets=None, weights=None):  # type: ignore[no-untyped-def]
         groups = 1 if offsets is None else len(offsets) - 1
@@ -196,23 +171,6 @@ class _Pool:
             self.waiting = list(draw(self.next_size))
             self.next_size = min(4 * self.next_size, _LARGEST_POOL)
         return self.waiting.pop()
-
-
-def half_scale() -> Noise:
-    """Planted bug: half the noise scale that was asked for."""
-    return Pooled(shrink=2)
-
-
-class Replayed:
-    """Planted bug: the source of entropy starts again for every release, as it would from a fixed seed."""
-
-    def __init__(self) -> None:
-        self._seed = Noise()
-
-    def fresh(self) -> tuple[Noise, Noise]:
-        """Two sources that yield the same noise."""
-        seed = int(self._seed.below(2**62)[0])
-        return Noise(tape(seed)), Noise(tape(seed))
 
 
 def _columns(values: npt.ArrayLike) -> FloatArray:

@@ -21,14 +21,11 @@ TOLERANCE = 1e-9
 
 
 class Path(Noise):
-    """Follows one path: the given choices, then always choice 0. ``boldness`` 2 plants a bug: the exponent lacks its
-    1/2.
-    """
+    """Follows one path: the given choices, then always choice 0."""
 
-    def __init__(self, choices: list[int], boldness: int = 1) -> None:
+    def __init__(self, choices: list[int]) -> None:
         super().__init__()
         self.choices = choices
-        self.boldness = boldness
         self.options: list[int] = []
         self.probability = 1.0
         self.scale: tuple[int, int] = (0, 1)
@@ -46,7 +43,7 @@ class Path(Noise):
         """Return the path's next choice for each selection that the mechanism makes."""
         bounds = [0, len(costs)] if offsets is None else offsets
         measure = np.ones(len(costs)) if weights is None else np.asarray(weights, dtype=np.float64)
-        law = measure * np.exp(-np.asarray(costs) * (self.boldness * numerator / denominator))
+        law = measure * np.exp(-np.asarray(costs) * (numerator / denominator))
         groups = [law[a:b] / law[a:b].sum() for a, b in itertools.pairwise(bounds)]
         return np.array([self._choose(group) for group in groups])
 
@@ -60,11 +57,11 @@ class Path(Noise):
         return np.zeros(1, dtype=np.int64)
 
 
-def paths(draw: Callable[[Path], Any], boldness: int = 1) -> Iterator[tuple[Path, Any]]:
+def paths(draw: Callable[[Path], Any]) -> Iterator[tuple[Path, Any]]:
     """Every path through the choices that ``draw`` makes, each with its result."""
     choices: list[int] | None = []
     while choices is not None:
-        path = Path(choices, boldness)
+        path = Path(choices)
         yield path, draw(path)
         choices = _next(path)
 
@@ -75,17 +72,15 @@ Law = dict[tuple[Any, ...], dict[int, float]]
 
 @dataclass(frozen=True)
 class Enumerated:
-    """A mechanism with a plan; ``unit``: released value per integer. ``boldness`` and ``shrink`` plant bugs."""
+    """A mechanism with a plan; ``unit``: released value per integer."""
 
     release: Callable[[Any, Noise], Any]
     unit: float
-    boldness: int = 1
-    shrink: int = 1
 
     def law(self, values: Any) -> Law:
         """Exact law of the release of ``values``."""
         law: Law = {}
-        for path, drawn in paths(lambda source: self.release(values, source), self.boldness):
+        for path, drawn in paths(lambda source: self.release(values, source)):
             key = (path.scale, drawn.scale, drawn.bias_bound)
             statistic = round(drawn.raw / self.unit)
             row = law.setdefault(key, {})
@@ -109,7 +104,7 @@ class Enumerated:
             sides = []
             for row in (a, b):
                 far = np.abs(seen[:, None] - np.array(list(row))[None, :])
-                sides.append(np.exp(-far * (s * self.shrink / t)) @ np.array(list(row.values())))
+                sides.append(np.exp(-far * (s / t)) @ np.array(list(row.values())))
             worst = max(worst, float(np.abs(np.log(sides[0] / sides[1])).max()))
         return worst
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,16 +68,9 @@ class Towns:
         return np.hstack([column.raw[at] for column in columns.values()])
 
 
-def recorded(seed: int, noise: type[Noise] = Noise) -> Noise:
+def recorded(seed: int) -> Noise:
     """The same noise in every run."""
-    return noise(tape(seed))
-
-
-class HalfTheScale(Noise):
-    """Planted bug: half the Laplace scale that was asked for."""
-
-    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
-        return super().discrete_laplace(numerator, 2 * np.asarray(denominator), size)
+    return Noise(tape(seed))
 
 
 def releases(

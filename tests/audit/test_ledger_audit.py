@@ -27,7 +27,6 @@ from stream.windows import Period
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, Stopped
 from tests.support.participating import riders
-from tests.support.stored_rows import altered_script
 
 CONFIGS = {"values": bus_config, "participation": riders}
 
@@ -216,20 +215,10 @@ HISTORIES = tuple(
 """Windows are named in the order in which they first occur."""
 THREE = np.array([7, 8], dtype=np.uint64)
 BUS = FeedKeys("bus")
-PLANTED = {
-    "admit while anything is left": ("if spent > budget or", "if spent - due >= budget or"),
-    "give back what a smaller plan does not need": ("if due > 0 then", "if due ~= 0 then"),
-    "draw first, charge later": (
-        "spendings[#spendings + 1], spendings[#spendings + 2] = user, string.format('%.0f', spent)",
-        "",
-    ),
-}
-"""Bug -> (line of the script, what it becomes)."""
 
 
-async def worst_loss(redis: Redis, *, honest: bool = True, feeds: tuple[FeedKeys, ...] = 3 * (BUS,)) -> int:
-    """Largest loss of a user over all histories; stops at the first above the budget. ``feeds``: that of each
-    window."""
+async def worst_loss(redis: Redis, feeds: tuple[FeedKeys, ...] = 3 * (BUS,)) -> int:
+    """Largest loss of a user over all histories. ``feeds``: that of each window."""
     ledgers, worst = [Ledger(redis, keys.feed, keys.shared_ledger) for keys in feeds], 0
     for history in HISTORIES:
         await redis.flushdb()
@@ -242,13 +231,10 @@ async def worst_loss(redis: Redis, *, honest: bool = True, feeds: tuple[FeedKeys
             if not len(refused):
                 drawn[:, slot] = np.maximum(drawn[:, slot], charges)
         loss = drawn.sum(axis=1)
-        if honest:
-            spent = await ledgers[0].spent("p", THREE, besides=0)
-            assert np.all(loss <= spent), f"drawn and not paid for: {history}"
-            assert np.all(spent <= BUDGET), history
+        spent = await ledgers[0].spent("p", THREE, besides=0)
+        assert np.all(loss <= spent), f"drawn and not paid for: {history}"
+        assert np.all(spent <= BUDGET), history
         worst = max(worst, int(loss.max()))
-        if worst > BUDGET:
-            break
     return worst
 
 
@@ -260,16 +246,10 @@ async def test_no_history_of_charges_lets_a_user_lose_more_than_their_budget(red
 async def test_no_history_of_two_feeds_of_one_ledger_lets_a_user_lose_more_than_one_budget(redis, of_bus):
     """Every division of three windows among two feeds, except for which of the feeds is called bus."""
     feeds = tuple(FeedKeys("bus" if slot in of_bus else "tram", "city") for slot in SLOTS)
-    assert await worst_loss(redis, feeds=feeds) == BUDGET
+    assert await worst_loss(redis, feeds) == BUDGET
 
 
 async def test_two_feeds_with_a_ledger_each_are_caught(redis):
     """The planted bug."""
     with pytest.raises(AssertionError, match="drawn and not paid for"):
-        await worst_loss(redis, feeds=(BUS, BUS, FeedKeys("tram")))
-
-
-@pytest.mark.parametrize("bug", PLANTED)
-async def test_a_ledger_with_a_planted_bug_is_caught(redis, bug):
-    with altered_script("charge", *PLANTED[bug]):
-        assert await worst_loss(redis, honest=False) > BUDGET
+        await worst_loss(redis, (BUS, BUS, FeedKeys("tram")))

@@ -32,8 +32,8 @@ from stream.statistics.values.draw import draw_distributions
 from stream.storage.ledger import Ledger, OutOfTurnError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ROW
-from tests.audit.blackbox import FloatArray, Pooled, assert_caught_within, assert_private, epsilon_lower_bound
-from tests.audit.shipped import Event, HalfTheScale, Towns, drawn, recorded
+from tests.audit.blackbox import FloatArray, Pooled, assert_private, epsilon_lower_bound
+from tests.audit.shipped import Event, Towns, drawn, recorded
 from tests.audit.values_transcripts import OF_A_WINDOW, U, fleet
 from tests.support.builders import SLOT, bus_config
 from tests.support.closing import Collected
@@ -54,43 +54,36 @@ def town(own: int) -> list[Event]:
 
 
 @pytest.mark.parametrize("name", nightly_but(READ_IN_EVERY_RUN, OF_A_WINDOW))
-def test_no_reader_of_a_window_learns_more_of_a_users_values_than_they_are_charged_and_half_the_noise_tells_more(
-    tmp_path, name
-):
+def test_no_reader_of_a_window_learns_more_of_a_users_values_than_they_are_charged(tmp_path, name):
     config, towns = fleet(tmp_path, **OF_A_WINDOW[name]), Towns.unlisted(TOWNS, 2)
     sides = [planned(config, towns.rows(town(own))) for own in (0, U)]
     (plan, _), (other, _) = sides
     assert plan.digest == other.digest, "the plan looked at values"
 
-    def outputs(noise: Noise, draws: int) -> list[FloatArray]:
-        return [drawn(mine, contributions, towns, draws, noise) for mine, contributions in sides]
-
-    assert_private(epsilon_lower_bound(*outputs(recorded(1), DRAWS)), towns.charge(plan, 1))
-    half = recorded(2, HalfTheScale)
-    assert_caught_within(DRAWS, lambda draws: outputs(half, draws), towns.charge(plan, 1))
+    noise = recorded(1)
+    outputs = [drawn(mine, contributions, towns, DRAWS, noise) for mine, contributions in sides]
+    assert_private(epsilon_lower_bound(*outputs), towns.charge(plan, 1))
 
 
-def test_distributions_are_private_together_and_with_half_the_noise_are_not(tmp_path):
+def test_distributions_are_private_together(tmp_path):
     """All prefix counts of both cells, before they become percentiles."""
     config, towns = fleet(tmp_path, **{"speed.statistics": ["p50"], "speed.cdf_bins": 4}), Towns.unlisted(TOWNS, 2)
     sides = [planned(config, towns.rows(town(own))) for own in (0, U)]
     (plan, _), _ = sides
 
-    def prefixes(mine: Plan, contributions: Contributions, noise: Noise) -> FloatArray:
+    noise = recorded(3)
+
+    def prefixes(mine: Plan, contributions: Contributions) -> FloatArray:
         cells, released = draw_distributions(mine, contributions.retain(mine.retained), noise)
         assert released is not None
         assert len(cells) == 2 * TOWNS
         return released.linear[:, 1:-1].reshape(TOWNS, -1)
 
-    def outputs(noise: Noise, draws: int) -> list[FloatArray]:
-        return [np.concatenate([prefixes(*side, noise) for _ in range(draws)]) for side in sides]
-
-    assert_private(epsilon_lower_bound(*outputs(recorded(3), DRAWS)), towns.charge(plan, 1))
-    half = recorded(4, HalfTheScale)
-    assert_caught_within(DRAWS, lambda draws: outputs(half, draws), towns.charge(plan, 1))
+    outputs = [np.concatenate([prefixes(*side) for _ in range(DRAWS)]) for side in sides]
+    assert_private(epsilon_lower_bound(*outputs), towns.charge(plan, 1))
 
 
-def test_single_cell_means_are_private_together_and_with_half_the_noise_are_not(tmp_path):
+def test_single_cell_means_are_private_together(tmp_path):
     """n = 2400, because these mechanisms draw one number at a time. The loss is that of one user over both cells of a
     town.
     """
@@ -99,12 +92,9 @@ def test_single_cell_means_are_private_together_and_with_half_the_noise_are_not(
     sides = [planned(config, towns.rows(town(own))) for own in (0, U)]
     (plan, _), _ = sides
 
-    def outputs(noise: Noise, draws: int) -> list[FloatArray]:
-        return [drawn(mine, contributions, towns, draws, noise) for mine, contributions in sides]
-
-    assert_private(epsilon_lower_bound(*outputs(Pooled(tape(5)), 40)), towns.charge(plan, 1))
-    half = Pooled(tape(6), shrink=2)
-    assert_caught_within(40, lambda draws: outputs(half, draws), towns.charge(plan, 1))
+    noise = Pooled(tape(5))
+    outputs = [drawn(mine, contributions, towns, 40, noise) for mine, contributions in sides]
+    assert_private(epsilon_lower_bound(*outputs), towns.charge(plan, 1))
 
 
 def test_drawing_twice_from_one_plan_gives_fresh_noise(tmp_path):

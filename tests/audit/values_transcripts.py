@@ -30,7 +30,7 @@ from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
 from tests.audit.shipped import recorded
 from tests.dpcore.silence import Silence
-from tests.support.builders import SLOT, bus_config, live_config, random_rows
+from tests.support.builders import SLOT, bus_config, live_config, random_rows, uneven_rows
 from tests.support.releasing import due_of
 
 U = 6500
@@ -57,6 +57,17 @@ TREES: dict[str, dict[str, Any]] = {
     },
 }
 """Settings of percentiles, whose noise is added to counts of bins."""
+MERGED: dict[str, dict[str, Any]] = {
+    "hexagons of many levels": {"hexagons.merge_until": 15.0, "speed.sum_cap": 0.2, "speed.clipping": "none"},
+    "all samples under caps": {
+        "hexagons.merge_until": 30.0,
+        "speed.sum_cap": 0.3,
+        "speed.clipping": "none",
+        "speed.suppression": "none",
+        "speed.statistics": ["mean"],
+    },
+}
+"""Sparse hexagons are released through their parents, each cell under a cap of its own."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "rolling and residual": {},
     "rolling, mean and variance": {"speed.clipping": "none", "speed.statistics": ["mean", "variance"]},
@@ -89,6 +100,8 @@ def settings_of(name: str, tmp_path: Path) -> Config:
         return live_config(tmp_path, **SETTINGS[name])
     if name in OF_A_WINDOW | TREES:
         return fleet(tmp_path, **(OF_A_WINDOW | TREES)[name])
+    if name in MERGED:
+        return fleet(tmp_path, **MERGED[name] | {"hexagons.coarsest_resolution": 4, "speed.post_processing": []})
     residual = {"speed.clipping": "residual", "speed.sum_cap": 0.0} if name == PURE_RESIDUAL else {}
     return bus_config(tmp_path, **OF_PURE | residual)
 
@@ -211,6 +224,8 @@ def worst_losses(config: Config, seed: int, planner: Planner = plan_window) -> t
     for number in range(WINDOWS):
         slot = SLOT + 3600 * number
         rows = random_rows(seed + number, 40, users=7, slot=slot)
+        if config.relation == "values" and config.hexagons.merge_until:
+            rows = uneven_rows(seed + number, 240, users=9, slot=slot)
         plan, read = world.plan(rows, slot)
         exact, rates, columns, contributions = integers_of(plan, read, noise)
         power, unit = (2, NANO // 2) if plan.gaussian else (1, MICRO)

@@ -21,6 +21,7 @@ from stream.statistics.histograms.histograms import contributing, draw_histogram
 from stream.statistics.plan import Plan
 from tests.audit import participation_transcripts
 from tests.audit.values_transcripts import (
+    MERGED,
     OF_A_WINDOW,
     PURE,
     PURE_RESIDUAL,
@@ -109,7 +110,7 @@ def main() -> None:
                     participation_transcripts.config_of(folder, weight, accounting)
                 )
                 row(f'"participation", {unit}', f'residual, weight = "{weight}"', "mean, p50", max(shares))
-        for case in (*OF_A_WINDOW, *TREES, *SETTINGS, PURE, PURE_RESIDUAL):
+        for case in (*OF_A_WINDOW, *TREES, *MERGED, *SETTINGS, PURE, PURE_RESIDUAL):
             config, worst = settings_of(case, folder), Fraction(0)
             for seed in range(2):
                 losses, after = worst_losses(config, 10 * seed)

@@ -129,39 +129,40 @@ def slot_in_the_middle(recording: Recording) -> int:
     return sorted(recording.markers)[len(recording.markers) // 2]
 
 
-def messages_of(recording: Recording, slot: int) -> list[OutputRecord]:
-    start = recording.config.slotting.window(slot)
+def messages_of(recording: Recording, slot: int | None = None, topic: str = "") -> list[OutputRecord]:
+    """Those of one window, without a slot of the one in the middle."""
+    start = recording.config.slotting.window(slot_in_the_middle(recording) if slot is None else slot)
     text = f'"start":"{np.datetime64(start.start, "s")}Z"'.encode()
-    return [record for record in recording.outputs if text in record.value.split(b'"period"')[0]]
+    of = [record for record in recording.outputs if text in record.value.split(b'"period"')[0]]
+    return [record for record in of if topic in record.topic]
 
 
-def rewritten(recording: Recording, topic: str, change: Callable[[dict], object], slot: int | None = None) -> Recording:
-    """``change`` made to one message of a window, with a marker whose digest fits."""
-    slot = slot_in_the_middle(recording) if slot is None else slot
-    window = messages_of(recording, slot)
-    target = next(record for record in window if record.topic == topic)
-    body = json.loads(target.value)
-    change(body)
-    new = {target: target._replace(value=msgspec.json.encode(body))}
-    parts = sorted((r for r in window if r.topic != WINDOW), key=lambda record: record.ce_id)
-    old_marker = next(record for record in window if record.topic == WINDOW)
-    if topic != WINDOW:
-        marker = json.loads(old_marker.value) | {"digest": digest(new.get(part, part).value for part in parts)}
-        new[old_marker] = old_marker._replace(value=msgspec.json.encode(marker))
-    return changed(recording, outputs=[new.get(record, record) for record in recording.outputs])
+def rewritten(topic: str, change: Callable[[dict], object]) -> Callable[[Recording], Recording]:
+    """A bug: ``change`` is made to one message of a window, with a marker whose digest fits."""
+
+    def bug(recording: Recording) -> Recording:
+        window = messages_of(recording)
+        target = next(record for record in window if record.topic == topic)
+        body = json.loads(target.value)
+        change(body)
+        new = {target: target._replace(value=msgspec.json.encode(body))}
+        parts = sorted((r for r in window if r.topic != WINDOW), key=lambda record: record.ce_id)
+        old_marker = next(record for record in window if record.topic == WINDOW)
+        if topic != WINDOW:
+            marker = json.loads(old_marker.value) | {"digest": digest(new.get(part, part).value for part in parts)}
+            new[old_marker] = old_marker._replace(value=msgspec.json.encode(marker))
+        return changed(recording, outputs=[new.get(record, record) for record in recording.outputs])
+
+    return bug
 
 
 def without(recording: Recording, records: list[OutputRecord]) -> Recording:
     return changed(recording, outputs=[record for record in recording.outputs if record not in records])
 
 
-def a_window_is_missing(recording: Recording) -> Recording:
-    return without(recording, messages_of(recording, slot_in_the_middle(recording)))
-
-
 def a_window_is_drawn_twice(recording: Recording) -> Recording:
     again = []
-    for record in messages_of(recording, slot_in_the_middle(recording)):
+    for record in messages_of(recording):
         body = json.loads(record.value)
         if "mean" in body:
             body["mean"]["raw"] += 1.0
@@ -169,61 +170,16 @@ def a_window_is_drawn_twice(recording: Recording) -> Recording:
     return changed(recording, outputs=[*recording.outputs, *again])
 
 
-def a_message_is_lost(recording: Recording) -> Recording:
-    window = messages_of(recording, slot_in_the_middle(recording))
-    return without(recording, [next(record for record in window if record.topic == HEXAGON_SPEED)])
+def charged(change: Callable[[int, int], int]) -> Callable[[Recording], Recording]:
+    """A bug: another charge, by that of a user and the budget."""
 
+    def bug(recording: Recording) -> Recording:
+        period, charges = max(recording.ledger.items(), key=lambda item: len(item[1]))
+        user = max(charges, key=lambda user: charges[user])
+        other = charges | {user: change(charges[user], recording.config.privacy.ledger_budget)}
+        return changed(recording, ledger=recording.ledger | {period: other})
 
-def a_marker_is_lost(recording: Recording) -> Recording:
-    window = messages_of(recording, slot_in_the_middle(recording))
-    return without(recording, [record for record in window if record.topic == WINDOW])
-
-
-def an_event_is_counted_twice(recording: Recording) -> Recording:
-    return rewritten(recording, HEXAGON_SPEED, lambda body: body.update(events=body["events"] + 1))
-
-
-def a_user_is_not_counted(recording: Recording) -> Recording:
-    return rewritten(recording, HEXAGON_SPEED, lambda body: body.update(users=body["users"] - 1))
-
-
-def a_digest_is_wrong(recording: Recording) -> Recording:
-    return rewritten(recording, WINDOW, lambda body: body.update(digest="sha256:" + 64 * "0"))
-
-
-def a_number_is_given_twice(recording: Recording) -> Recording:
-    return rewritten(recording, WINDOW, lambda body: body.update(sequence=body["sequence"] - 1))
-
-
-def another_ledger_releases(recording: Recording) -> Recording:
-    other = "1c5b1c3e-0c46-4b6c-9c7a-0d3f0f6b2a11"
-    return rewritten(recording, WINDOW, lambda body: body.update(generation=other))
-
-
-def a_window_forgets_the_memory(recording: Recording) -> Recording:
-    return rewritten(recording, WINDOW, lambda body: body["memory"].update(before=None))
-
-
-def another_epsilon_is_stated(recording: Recording) -> Recording:
-    return rewritten(recording, WINDOW, lambda body: body.update(epsilon=2.0))
-
-
-def with_charge(recording: Recording, change: Callable[[int], int]) -> Recording:
-    period, charges = max(recording.ledger.items(), key=lambda item: len(item[1]))
-    user = max(charges, key=lambda user: charges[user])
-    return changed(recording, ledger=recording.ledger | {period: charges | {user: change(charges[user])}})
-
-
-def a_user_is_charged_above_the_budget(recording: Recording) -> Recording:
-    return with_charge(recording, lambda _: recording.config.privacy.ledger_budget + 1)
-
-
-def a_charge_is_lost(recording: Recording) -> Recording:
-    return with_charge(recording, lambda spent: spent - 100_000)
-
-
-def a_charge_is_paid_twice(recording: Recording) -> Recording:
-    return with_charge(recording, lambda spent: spent + 100_000)
+    return bug
 
 
 def a_lost_ledger_releases(recording: Recording) -> Recording:
@@ -241,7 +197,7 @@ def rows_are_lost(recording: Recording) -> Recording:
     """As if the service had counted no rows: its releases are noise around 0."""
     changes: dict[OutputRecord, OutputRecord] = {}
     for slot, counts in recording.windows.items():
-        hexagons = [record for record in messages_of(recording, slot) if record.topic == HEXAGON_SPEED]
+        hexagons = messages_of(recording, slot, HEXAGON_SPEED)
         for record in hexagons:
             body = json.loads(record.value)
             body["users"]["raw"] -= len(np.unique(counts.user)) / len(hexagons)
@@ -249,37 +205,43 @@ def rows_are_lost(recording: Recording) -> Recording:
     return changed(recording, outputs=[changes.get(record, record) for record in recording.outputs])
 
 
-def a_message_does_not_fit(recording: Recording) -> Recording:
-    return rewritten(recording, HEXAGON_SPEED, lambda body: body.update(vehicle="bus-7"))
-
-
-BUGS: dict[Callable[[Recording], Recording], tuple[str, tuple[str, ...]]] = {
-    a_window_is_missing: ("a due window is released once", KINDS),
-    a_window_is_drawn_twice: ("a repeat has the same bytes", KINDS),
-    a_message_is_lost: ("a marker states its messages", KINDS),
-    a_marker_is_lost: ("a due window is released once", KINDS),
-    an_event_is_counted_twice: ("counts are those of the input", ("maps", "plain")),
-    a_user_is_not_counted: ("counts are those of the input", ("maps", "plain")),
-    rows_are_lost: ("counts are those of the input", ("riders",)),
-    a_digest_is_wrong: ("a marker states its messages", KINDS),
-    a_number_is_given_twice: ("windows are numbered by one ledger", KINDS),
-    another_ledger_releases: ("windows are numbered by one ledger", KINDS),
-    a_window_forgets_the_memory: ("windows are numbered by one ledger", KINDS),
-    another_epsilon_is_stated: ("a marker states its messages", KINDS),
-    a_user_is_charged_above_the_budget: ("the ledger holds what was released", KINDS),
-    a_charge_is_lost: ("the ledger holds what was released", KINDS),
-    a_charge_is_paid_twice: ("the ledger holds what was released", KINDS),
-    a_lost_ledger_releases: ("a lost ledger releases nothing", KINDS),
-    a_window_is_published_early: ("a window waits for its instant", KINDS),
-    a_message_does_not_fit: ("a message fits its schema", KINDS),
+INPUT, LEDGER = "counts are those of the input", "the ledger holds what was released"
+RELEASED, STATES = "a due window is released once", "a marker states its messages"
+NUMBERED, OTHER = "windows are numbered by one ledger", "1c5b1c3e-0c46-4b6c-9c7a-0d3f0f6b2a11"
+BUGS: dict[str, tuple[Callable[[Recording], Recording], str]] = {
+    "a window is missing": (lambda r: without(r, messages_of(r)), RELEASED),
+    "a window is drawn twice": (a_window_is_drawn_twice, "a repeat has the same bytes"),
+    "a message is lost": (lambda r: without(r, messages_of(r, topic=HEXAGON_SPEED)[:1]), STATES),
+    "a marker is lost": (lambda r: without(r, messages_of(r, topic=WINDOW)), RELEASED),
+    "an event is counted twice": (rewritten(HEXAGON_SPEED, lambda body: body.update(events=body["events"] + 1)), INPUT),
+    "a user is not counted": (rewritten(HEXAGON_SPEED, lambda body: body.update(users=body["users"] - 1)), INPUT),
+    "rows are lost": (rows_are_lost, INPUT),
+    "a digest is wrong": (rewritten(WINDOW, lambda body: body.update(digest="sha256:" + 64 * "0")), STATES),
+    "a number is given twice": (rewritten(WINDOW, lambda body: body.update(sequence=body["sequence"] - 1)), NUMBERED),
+    "another ledger releases": (rewritten(WINDOW, lambda body: body.update(generation=OTHER)), NUMBERED),
+    "a window forgets the memory": (rewritten(WINDOW, lambda body: body["memory"].update(before=None)), NUMBERED),
+    "another epsilon is stated": (rewritten(WINDOW, lambda body: body.update(epsilon=2.0)), STATES),
+    "a user is charged above the budget": (charged(lambda spent, budget: budget + 1), LEDGER),
+    "a charge is lost": (charged(lambda spent, budget: spent - 100_000), LEDGER),
+    "a charge is paid twice": (charged(lambda spent, budget: spent + 100_000), LEDGER),
+    "a lost ledger releases": (a_lost_ledger_releases, "a lost ledger releases nothing"),
+    "a window is published early": (a_window_is_published_early, "a window waits for its instant"),
+    "a message does not fit": (
+        rewritten(HEXAGON_SPEED, lambda body: body.update(vehicle=7)),
+        "a message fits its schema",
+    ),
 }
-"""The rule that each planted bug breaks, and the kinds of feeds in which it can occur."""
+"""The rule that each planted bug breaks."""
+EXACT = ("an event is counted twice", "a user is not counted")
+"""Bugs of feeds that state exact counts. Lost rows are one of riders alone, whose counts are noisy."""
 
 
-def test_a_planted_bug_breaks_its_rule(recordings):
-    for bug, kind in [(bug, kind) for bug, (_, kinds) in BUGS.items() for kind in kinds]:
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_breaks_its_rule(name, recordings):
+    bug, rule = BUGS[name]
+    for kind in ("maps", "plain") if name in EXACT else ("riders",) if bug is rows_are_lost else KINDS:
         violations = check(bug(recordings[kind]))
-        assert BUGS[bug][0] in {violation.rule for violation in violations}, violations
+        assert rule in {violation.rule for violation in violations}, violations
 
 
 @pytest.mark.parametrize("kind", ["maps", "plain"])

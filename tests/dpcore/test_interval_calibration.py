@@ -15,7 +15,6 @@ import pytest
 from scipy import integrate, stats
 from scipy.integrate import quad
 
-from dpcore import interval_calibration
 from dpcore._smoothing_fit import EvidenceWeights, average, evidence_shares
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import (
@@ -78,12 +77,6 @@ def test_each_class_of_events_gets_its_own_width():
     assert all(0.93 < share < 0.97 for share in shares.values()), shares
 
 
-@pytest.mark.parametrize("wrong", [4.0, 9.0])
-def test_intervals_as_the_model_foretells_them_are_caught(wrong):
-    """The planted bug: calibration switched off."""
-    assert coverage({BUSY: wrong}, 4.0, calibrated=False)[BUSY] < 0.93
-
-
 @pytest.mark.parametrize("wrong", [0.1, 0.25])
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_intervals_of_a_model_too_wide_are_narrowed_and_cover_at_least_as_claimed(wrong, scale):
@@ -105,23 +98,13 @@ def test_good_predictions_do_not_hide_bad_ones_of_the_same_class():
     errors). The class holds 95.4 %, and 93.5 % if one variance is read for all; over ten seeds both vary by 0.3 points
     at most, so that 94.5 % tells them apart with an α and a power of more than six standard deviations (0.1 %) each.
     """
-    assert _held_of_two_kinds() > 0.945
-
-
-def test_evidence_of_one_variance_for_the_whole_class_is_caught(monkeypatch):
-    """The planted bug: cells of a class are taken to be off alike."""
-    monkeypatch.setattr(interval_calibration, "UNLIKE", ((0, 1.0),))
-    assert _held_of_two_kinds() < 0.945
-
-
-def _held_of_two_kinds() -> float:
     rng, n = np.random.default_rng(4), 40_000
     spread = np.where(np.arange(n) % 5 == 0, 3.0, 1.0)
     truth = spread * rng.normal(size=n)
     observed = Observed(truth + rng.laplace(size=n), np.ones(n), np.full(n, BUSY))
     prediction = Prediction(np.zeros(n), np.ones(n))
     low, high = Calibration().after(prediction, observed).interval(prediction, observed)
-    return float(np.mean((low <= truth) & (truth <= high)))
+    assert np.mean((low <= truth) & (truth <= high)) > 0.945
 
 
 def test_how_far_a_cell_lies_apart_depends_on_its_share_of_traffic_alone():

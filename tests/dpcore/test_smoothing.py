@@ -60,18 +60,6 @@ def test_error_falls_with_history_and_intervals_cover_about_95_percent():
     assert 0.92 < covered < 0.99
 
 
-def test_understated_noise_is_caught_by_the_coverage():
-    """The planted bug: scales an eighth of the truth."""
-    rng = np.random.default_rng(3)
-    covered = 0.0
-    for _ in range(2):
-        state = None
-        for t, events, truth, scales, means in day(rng, 24, 10.0):
-            state, posterior = step(state, means, scales / 8, events, t=t)
-            covered += ((posterior.low <= truth) & (truth <= posterior.high)).mean() / 48
-    assert covered < 0.9
-
-
 def test_a_cell_that_comes_back_is_remembered_and_fades():
     means = np.full(40, 30.0)
     means[7] = 60.0

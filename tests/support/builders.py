@@ -108,6 +108,19 @@ def random_rows(seed: int, n: int, users: int = 12, places: int = 6, slot: int =
     return _city(seed, n, users, places, slot, lambda rng: rng.choice(hours * 3_600_000, n, replace=False))
 
 
+def uneven_rows(seed: int, n: int = 1200, users: int = 40, slot: int = SLOT) -> np.ndarray:
+    """Rows of a city with a dense middle and a sparse rim: 40 hexagons, half of the rows in two of them."""
+    rng = np.random.default_rng(seed)
+    cells = [h3.str_to_int(cell) for cell in sorted(h3.grid_disk(h3.latlng_to_cell(30.3, -97.7, 7), 4))[:40]]
+    rows = np.zeros(n, dtype=ROW)
+    share = np.r_[0.25, 0.25, np.full(38, 0.5 / 38)]
+    rows["cell"] = rng.choice(np.array(cells, dtype=np.uint64), n, p=share)
+    rows["user"] = rng.integers(1, users + 1, n)
+    rows["time"] = slot * 1_000_000 + rng.choice(3_600_000, n, replace=False).astype(np.int64) * 1000
+    rows["value"] = rng.integers(0, 6500, n)
+    return rows
+
+
 def pinned_rows(seed: int, n: int, users: int = 12, slot: int = SLOT) -> np.ndarray:
     """Rows of such a city whose releases a file holds: they stay as they were drawn when it was written."""
     return _pinned(seed, n, users, slot).copy()

@@ -17,30 +17,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from google.protobuf.json_format import MessageToDict
-from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.diagnosis.inspection import configuration
 from stream.diagnosis.reading import InspectionError
 from stream.local import REPO_ROOT
+from tests.stream.sources.agency import feed_message
 from tests.support.inspecting import inspected
 
 START, N = datetime(2017, 3, 21, 12, tzinfo=UTC), 420
+BUS = REPO_ROOT / "config" / "bus-fleet.toml"
 Row = dict[str, Any]
 
 
 def fixes() -> list[Row]:
     draw, rows = random.Random(3), []
     fleet = [
-        (f"bus-{n}", 30.2 + 0.1 * draw.random(), -97.8 + 0.1 * draw.random(), 12 + 30 * draw.random())
-        for n in range(20)
+        (f"bus-{n}", 30.2 + draw.random() / 10, draw.random() / 10 - 97.8, 12 + 30 * draw.random()) for n in range(20)
     ]
     for tick in range(21):
+        moment = (START + timedelta(seconds=30 * tick)).isoformat().replace("+00:00", "Z")
         for name, lat, lng, speed in fleet:
-            place = round(lat + speed / 3.6 * 30 * tick / 111_195, 6), round(lng, 6)
-            moment = (START + timedelta(seconds=30 * tick)).isoformat().replace("+00:00", "Z")
-            rows.append({"user": name, "time": moment, "lat": place[0], "lng": place[1], "speed": round(speed, 2)})
+            north = round(lat + speed / 3.6 * 30 * tick / 111_195, 6)
+            rows.append({"user": name, "time": moment, "lat": north, "lng": round(lng, 6), "speed": round(speed, 2)})
     return rows
 
 
@@ -81,16 +81,11 @@ def snapshots(
 ) -> Path:
     folder.mkdir()
     for tick in range(21):
-        message = gtfs_realtime_pb2.FeedMessage()
-        seconds = int(START.timestamp()) + 30 * tick
-        message.header.gtfs_realtime_version, message.header.timestamp = "2.0", seconds
-        for n, row in enumerate(ROWS[20 * tick : 20 * tick + 20]):
-            vehicle = message.entity.add(id=str(n)).vehicle
-            vehicle.vehicle.id, vehicle.timestamp = row["user"], seconds + ahead
-            vehicle.position.latitude, vehicle.position.longitude = row["lat"], row["lng"]
-            vehicle.position.speed = row["speed"] * factor
-            if not longitude and n % 4 == 0:
-                vehicle.position.ClearField("longitude")
+        seconds, rows = int(START.timestamp()) + 30 * tick, ROWS[20 * tick : 20 * tick + 20]
+        buses = [(row["user"], seconds + ahead, row["lat"], row["lng"], row["speed"] * factor) for row in rows]
+        message = feed_message(buses, seconds)
+        for entity in () if longitude else message.entity[::4]:
+            entity.vehicle.position.ClearField("longitude")
         body = message.SerializePartialToString()
         if as_json:
             tree = MessageToDict(message)
@@ -250,7 +245,7 @@ def test_what_is_said_of_a_trap_is_what_the_service_does(kind, tmp_path, monkeyp
     assert not re.search(r"bus-\d|30\.\d{4}", " ".join(report.problems))
     if not report.suggestions:
         return
-    template = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8")
+    template = BUS.read_text(encoding="utf-8")
     Path("c.toml").write_text(configuration(template, report.suggestions, report.config.relation), encoding="utf-8")
     command = report.seen.command.split()[1]
     done = runs(command, path, "--offline", "--config", "c.toml", "--out", "r.ndjson", "--json")
@@ -264,7 +259,7 @@ def test_a_field_that_names_events_is_no_user_in_any_command_unless_it_is_accept
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")
     path = ndjson(tmp_path / "day.ndjson", changed(user=lambda n, row: f"event-{n}"))
-    config = ("--config", REPO_ROOT / "config" / "bus-fleet.toml")
+    config = ("--config", BUS)
     want = ("--want", "+-8 km/h for 80 % of events", "--draws", 1, "--resolutions", 6, "--slots", "3h")
     for command in (
         ("replay", path, "--offline", "--out", "r.ndjson"),
@@ -283,7 +278,7 @@ def test_a_field_that_names_events_is_no_user_in_any_command_unless_it_is_accept
 def test_snapshots_whose_identifiers_name_events_are_refused_and_one_snapshot_is_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(globals(), "ROWS", changed(user=lambda n, row: f"event-{n}"))
-    path, config = snapshots(tmp_path / "s"), ("--config", REPO_ROOT / "config" / "bus-fleet.toml")
+    path, config = snapshots(tmp_path / "s"), ("--config", BUS)
     offline = ("--offline", "--out", "r.ndjson", "--force")
     for command in (("gtfs-rt", path, *offline), ("evaluate", path, "--trials", 1), ("check", path)):
         refused = runs(*command, *config)
@@ -310,27 +305,12 @@ def test_local_times_that_claim_utc_are_read_in_the_zone_that_is_set(tmp_path, m
     """Clocks of Berlin, in March an hour ahead: by recordings and by snapshots alike."""
     monkeypatch.setenv("HEXVEIL_FEED__TIMES_ZONE", "Europe/Berlin")
     monkeypatch.chdir(tmp_path)
-    ahead = lambda n, row: (datetime.fromisoformat(row["time"]) + timedelta(hours=1)).isoformat()  # noqa: E731
-    starts = []
-    for command, path in (
-        ("gtfs-rt", snapshots(tmp_path / "s", ahead=3600)),
-        ("replay", ndjson(tmp_path / "d", changed(time=ahead))),
-    ):
-        done = runs(
-            command,
-            path,
-            "--offline",
-            "--config",
-            REPO_ROOT / "config/bus-fleet.toml",
-            "--out",
-            "r.ndjson",
-            "--force",
-            "--json",
-        )
+    ahead = changed(time=lambda n, row: (datetime.fromisoformat(row["time"]) + timedelta(hours=1)).isoformat())
+    offline = ("--offline", "--config", BUS, "--out", "r.ndjson", "--force", "--json")
+    for command in (("gtfs-rt", snapshots(tmp_path / "s", ahead=3600)), ("replay", ndjson(tmp_path / "d", ahead))):
+        done = runs(*command, *offline)
         summary = json.loads(done.stdout)
-        assert summary["events"] == N, done.stderr
-        starts.append(summary["windows"])
-    assert starts[0] == starts[1] == ["2017-03-21T11:00:00Z"]
+        assert (summary["events"], summary["windows"]) == (N, ["2017-03-21T11:00:00Z"]), done.stderr
 
 
 def test_a_ragged_row_is_named_by_its_columns_and_not_quoted(tmp_path, monkeypatch):
@@ -338,7 +318,7 @@ def test_a_ragged_row_is_named_by_its_columns_and_not_quoted(tmp_path, monkeypat
     path = table(tmp_path / "day.csv", ROWS)
     text = path.read_text().splitlines()
     path.write_text("\n".join([*text[:18], "secret,1,2,3", *text[18:]]))
-    done = runs("replay", path, "--offline", "--config", REPO_ROOT / "config" / "bus-fleet.toml", "--out", "r.ndjson")
+    done = runs("replay", path, "--offline", "--config", BUS, "--out", "r.ndjson")
     assert "1 missing-field, like row 17: 4 of 5 columns" in done.stderr
     assert "secret" not in done.output
 

@@ -46,17 +46,29 @@ def run(*arguments: str) -> tuple[int, str, str]:
 PARQUET = b"PAR1\x15\x04\x15" + bytes(range(256)) * 20
 GTFS_RT = b"\x0a\x0b\x0a\x032.0\x10\x00\x18\x80\x94\xeb\xdc\x03" + b"\x12\x20\n\x0412345" * 40
 SIRI = b'<?xml version="1.0"?>\n<Siri>\n' + b"<VehicleActivity/>\n" * 50 + b"</Siri>\n"
-CAPMETRO = {
-    "vehicle_id": "1",
-    "timestamp": "2017-03-21T07:00:00-05:00",
-    "latitude": 30.2,
-    "longitude": -97.7,
-    "speed": 5,
-}
+
+AT = {"latitude": 30.2, "longitude": -97.7, "speed": 5}
+CAPMETRO = AT | {"vehicle_id": "1", "timestamp": "2017-03-21T07:00:00-05:00"}
+
+
+def table(event: dict[str, Any]) -> bytes:
+    """A sound Parquet file of two such events."""
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([event] * 2), file)
+    return file.getvalue()
+
+
+def driving(lat: float, speed: float) -> bytes:
+    """Five buses that drive north from there at 36 km/h for half an hour."""
+    places = [(bus, SLOT + 30 * step, lat + step / 371) for step in range(60) for bus in range(5)]
+    fixes = [{"user": f"b{bus}", "time": at * 1000, "lat": north, "speed": speed} for bus, at, north in places]
+    return lines(*(EVENT | fix for fix in fixes))
+
 
 USELESS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "empty": ("day.ndjson", b"", ("contains no events",)),
     "Parquet": ("day.parquet", PARQUET, ("not a readable Parquet file",)),
+    "Parquet in gzip": ("day.parquet.gz", gzip.compress(table(EVENT)), ("a Parquet file that is compressed by gzip",)),
     "GTFS-RT": ("day.pb", GTFS_RT, ("GTFS-realtime", "hexveil gtfs-rt")),
     "SIRI": ("day.xml", SIRI, ("not-json", "XML, as SIRI is")),
     "an array": (
@@ -117,26 +129,12 @@ def test_a_recording_without_a_usable_event_is_wrong_usage_and_says_why(desk, na
     assert "bus-17" not in stderr, "an example names a user"
 
 
-def table(event: dict[str, Any]) -> bytes:
-    """A sound Parquet file of two such events."""
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist([event] * 2), file)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize("command", ["replay {} --offline", "replay {}", "evaluate {} --trials 1"])
 def test_parquet_that_was_read_to_its_end_is_not_called_damaged(desk, command):
     (desk / "day.parquet").write_bytes(table(EVENT | {"time": "noon"}))
     code, _, stderr = run(*command.format("day.parquet").split(), "--config", BUS)
     assert code == 2, stderr
     assert "It seems to be" not in stderr
-
-
-def test_parquet_in_gzip_is_said_to_be_that(desk):
-    (desk / "day.parquet.gz").write_bytes(gzip.compress(table(EVENT)))
-    code, _, stderr = run("replay", "day.parquet.gz", "--offline", "--config", BUS)
-    assert code == 2
-    assert "a Parquet file that is compressed by gzip: unpack it first" in stderr
 
 
 def test_a_recording_is_looked_through_for_its_first_sound_event_before_anything_is_sent(desk):
@@ -162,8 +160,7 @@ def test_under_participation_windows_are_released_all_the_same_and_the_command_s
     monkeypatch.setenv("HEXVEIL_WINDOW__SLOT", "4h")
     monkeypatch.setenv("HEXVEIL_HEXAGONS__RESOLUTION", "6")
     (desk / "day.ndjson").write_bytes(content)
-    span = ("--from", "2017-03-21T04:00", "--until", "2017-03-21T08:00")
-    code, out, stderr = run("replay", "day.ndjson", "--offline", "--config", RIDERS, *span)
+    code, out, stderr = run("replay", "day.ndjson", "--offline", "--config", RIDERS, *DAY)
     assert code == 2
     assert "only noise" in stderr
     assert sum(json.loads(line)["topic"] == "hexveil.window.v1" for line in out.splitlines()) == 1
@@ -181,12 +178,7 @@ def test_some_refused_events_are_counted_with_an_example_and_end_well(desk):
 @pytest.mark.parametrize(("arguments", "ends"), [(["--offline"], 0), ([], 3)])
 def test_speeds_that_would_agree_better_in_another_unit_are_noted_and_not_refused(desk, arguments, ends):
     """Speeds in mph that are read as km/h. Without --offline nothing answers, which is exit 3."""
-    drive = [(bus, step) for step in range(60) for bus in range(5)]
-    fixes = [
-        EVENT | {"user": f"b{bus}", "time": (SLOT + 30 * step) * 1000, "lat": 30 + step / 371, "speed": 36 / 1.609344}
-        for bus, step in drive
-    ]
-    (desk / "day.ndjson").write_bytes(lines(*fixes))
+    (desk / "day.ndjson").write_bytes(driving(30, 36 / 1.609344))
     code, _, stderr = run("replay", "day.ndjson", "--config", BUS, *arguments)
     assert code == ends, stderr
     said = " ".join(stderr.split())
@@ -203,12 +195,7 @@ def test_under_participation_no_speed_decides_whether_a_recording_is_released_or
     monkeypatch.delenv("HEXVEIL_WINDOW__LATENESS")
     monkeypatch.setenv("HEXVEIL_WINDOW__SLOT", "4h")
     monkeypatch.setenv("HEXVEIL_HEXAGONS__RESOLUTION", "6")
-    drive = [(bus, step) for step in range(60) for bus in range(5)]
-    fixes = [
-        EVENT | {"user": f"b{bus}", "time": (SLOT + 30 * step) * 1000, "lat": 30.2 + step / 371, "speed": 10}
-        for bus, step in drive
-    ]
-    (desk / "day.ndjson").write_bytes(lines(*fixes))
+    (desk / "day.ndjson").write_bytes(driving(30.2, 10))
     monkeypatch.setenv("HEXVEIL_WINDOW__MAX_AGE", "36500d")
     code, _, stderr = run("replay", "day.ndjson", "--config", RIDERS, *arguments)
     assert code == ends, stderr

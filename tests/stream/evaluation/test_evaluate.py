@@ -36,20 +36,23 @@ BUS = str(hourly.BUS)
 
 
 def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cover_95_percent(tmp_path):
-    """n = 60 draws × 6 cells × 3 windows = 1 080 for each of six scores, α = 1e-7 each: refuted outside 91.5 to 98.5 %.
+    """n = 60 draws × 6 cells × 3 windows = 1 080 for each score (360 for means drawn cell by cell), α = 1e-7 each:
+    refuted outside 91.5 (89) to 98.5 %.
 
     Intervals of half the width cover 78 %, which is refuted with power above 0.999.
     """
     config = bus_config(tmp_path, **{"speed.post_processing": []})
     windows = {SLOT + 3600 * k: random_rows(k, 200, slot=SLOT + 3600 * k) for k in range(3)}
-    for name, chosen in variants(config, ["uniform", "exact-loss", "exact-loss+cap"]):
-        for score in evaluate(chosen, windows, 60, name):
+    single = ["baseline", "array-averaging", "levy", "epsilon-quantile"]
+    of_means = variants(with_speed(config, statistics=("mean",)), single)
+    for name, chosen in (*variants(config, ["uniform", "exact-loss", "exact-loss+cap"]), *of_means):
+        of = {SLOT: windows[SLOT]} if name in single else windows
+        for score in evaluate(chosen, of, 60, name):
             assert score.charges.most <= config.privacy.epsilon_micro
             if score.estimator == "released":
                 assert score.coverage is not None
                 n = 60 * score.cells
                 assert stats.binomtest(round(score.coverage * n), n, 0.95).pvalue > 1e-7, score
-                assert stats.binomtest(round(0.78 * n), n, 0.95).pvalue < 1e-7, "planted: half the width"
 
 
 def test_a_cell_whose_speeds_are_mostly_above_the_bound_is_named_although_few_events_are_in_it(tmp_path):
@@ -201,22 +204,6 @@ def test_every_figure_of_every_statistic_and_mechanism_is_reported(tmp_path):
             assert score["seconds"] > 0
             assert (score["duality_gap"] is not None) == (name == "exact-loss")
         json.dumps(scores)
-
-
-def test_intervals_of_single_cell_means_cover_95_percent_of_what_noise_was_added_to(tmp_path):
-    """n = 50 draws × 6 cells = 300 a mechanism, α = 1e-6 each: refuted outside 88.0 to 99.7 %.
-
-    What intervals of half the width hold, 78 %, is refuted with power above 0.9999.
-    """
-    config = with_speed(bus_config(tmp_path), statistics=("mean",))
-    windows = {SLOT: random_rows(3, 200)}
-    for name, chosen in variants(config, ["baseline", "array-averaging", "levy", "epsilon-quantile"]):
-        (score,) = (s for s in evaluate(chosen, windows, 50, name) if s.estimator == "released")
-        assert score.coverage is not None
-        n = 50 * score.cells
-        assert n == 300
-        assert stats.binomtest(round(score.coverage * n), n, 0.95).pvalue > 1e-6, (name, score.coverage)
-        assert stats.binomtest(round(0.78 * n), n, 0.95).pvalue < 1e-6, "planted: half the width"
 
 
 @pytest.mark.parametrize("build", [bus_config, riders])

@@ -24,6 +24,7 @@ from stream.ingestion.pseudonyms import load_user_key
 from stream.messages.message import REJECTED, validator
 from stream.messages.topics import INPUT_SETTINGS
 from stream.sources.lines import Lines, RecordingError
+from stream.sources.recording import Recording
 from stream.storage.row_store import RowStore
 from tests.stream.sources.recordings import feed, gathered
 from tests.support.builders import riders_config
@@ -170,15 +171,8 @@ def test_a_notification_of_a_context_broker_is_its_entities_and_one_event_a_list
     assert refusals(batch) == [(0, 1, "missing-field"), (1, -1, "missing-field")]
     fields = {"user": "0", "time": "1", "lat": "2", "lng": "3", "value": "4", "time_format": "epoch-ms"}
     config = make_config()
-    feed = config.feed.model_copy(
-        update={
-            "format": "declared",
-            "fields": type(config.feed)
-            .model_validate(config.feed.model_dump(by_alias=True) | {"format": "declared", "fields": fields})
-            .fields,
-        }
-    )
-    positional = Decoder(config.model_copy(update={"feed": feed}), KEY)
+    declared = config.feed.model_dump(exclude_unset=True) | {"format": "declared", "fields": fields}
+    positional = Decoder(config.model_copy(update={"feed": type(config.feed)(**declared)}), KEY)
     batch = positional.decode([json.dumps(["a", START_MS, 30.2, -97.7, 20.0]).encode(), b"[1,2]"], NOW_US)
     assert (len(batch.rows), refusals(batch)) == (1, [(1, -1, "missing-field")])
 
@@ -308,8 +302,6 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_arrays_is_its_events_each_keyed_by_its_vehicle(name, tmp_path):
-    from stream.sources.recording import Recording
-
     path = tmp_path / "day.json"
     path.write_bytes(FILES[name])
     with Recording(path, "canonical", feed()) as recording:

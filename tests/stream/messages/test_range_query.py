@@ -222,11 +222,9 @@ def test_every_window_and_mechanism_answers_and_they_can_be_chosen(releases):
     assert shown.stdout.count("htf") == 4
     assert f"{answer['value']:.1f}" in shown.stdout
     assert f"{low} .. {high}" in shown.stdout
-
-
-def test_regions_are_answered_for_the_cells_that_the_range_meets_and_say_so(releases):
-    answer = json.loads(query(releases, "--bbox", "-97.74,30.24,-97.66,30.29", "--mechanism", "euler", "--json").stdout)
-    assert answer["answers"][0]["bbox"] == [-97.75, 30.225, -97.65, 30.35]  # cells are 0.0625 by 0.05 degrees
+    regions = query(releases, "--bbox", "-97.74,30.24,-97.66,30.29", "--mechanism", "euler", "--json")
+    (answer, _) = json.loads(regions.stdout)["answers"]
+    assert answer["bbox"] == [-97.75, 30.225, -97.65, 30.35], "of regions the cells, 0.0625 by 0.05 degrees"
 
 
 def test_compressed_files_standard_input_and_bare_values_are_read_too(releases, tmp_path):
@@ -268,9 +266,18 @@ def test_files_that_are_no_releases_are_refused(releases, tmp_path):
     empty.write_text("\n{}\n")
     assert "configure [histogram]" in query(empty, "--bbox", BOX).stderr
     broken = tmp_path / "broken.ndjson"
-    for text in (f'{{"topic":"{SPATIAL_HISTOGRAM}"', f'["topic","{SPATIAL_HISTOGRAM}"]', '{"structure":{}}'):
-        broken.write_text(text + "\n")
+    for text in (
+        f'{{"topic":"{SPATIAL_HISTOGRAM}"'.encode(),
+        f'["topic","{SPATIAL_HISTOGRAM}"]'.encode(),
+        b'{"structure":{}}',
+        b'{"structure":{},"window":{"start":[]},"feed":{},"mechanism":1}',
+        b'{"structure":{},"window":{"start":null},"feed":null,"mechanism":null}',
+        b'{"structure":' + b"[" * 5000,
+        b'{"structure":"\xff"}',
+    ):
+        broken.write_bytes(text + b"\n")
         result = query(broken, "--bbox", BOX)
+        assert isinstance(result.exception, SystemExit)
         assert (result.exit_code, "line 1" in result.stderr) == (2, True)
     (body, *_) = histograms_in(releases)
     other = body | {"structure": body["structure"] | {"counts": [1.0] * len(body["structure"]["counts"])}}
@@ -281,23 +288,6 @@ def test_files_that_are_no_releases_are_refused(releases, tmp_path):
     torn = tmp_path / "torn.ndjson.gz"
     torn.write_bytes(gzip.compress(releases.read_bytes())[:500])
     assert query(torn, "--bbox", BOX).exit_code == 2
-
-
-FORGED = (
-    b'{"structure":{},"window":{"start":[]},"feed":{},"mechanism":1}',
-    b'{"structure":{},"window":{"start":null},"feed":null,"mechanism":null}',
-    b'{"structure":' + b"[" * 5000,
-    b'{"structure":"\xff"}',
-)
-
-
-@pytest.mark.parametrize("line", FORGED)
-def test_a_forged_line_is_refused_by_its_number_and_never_ends_in_a_traceback(tmp_path, line):
-    forged = tmp_path / "forged.ndjson"
-    forged.write_bytes(line + b"\n")
-    result = query(forged, "--bbox", BOX)
-    assert isinstance(result.exception, SystemExit)
-    assert (result.exit_code, "line 1" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("forged", ["1e308", "-1", "1e-320", "9" * 400])
@@ -344,7 +334,8 @@ def test_a_line_longer_than_serve_reads_is_refused_before_the_rest_of_it_is_unpa
 def test_boxes_tile_the_domain_and_each_says_what_a_range_query_says_of_it(mechanism):
     release = json.loads(histogram_message("riders", mechanism).value)
     features = heat_of(read_histogram(release))
-    boxes = np.array([np.ravel([np.min(ring, axis=0), np.max(ring, axis=0)]) for ring in map(_ring, features)])
+    rings = [feature["geometry"]["coordinates"][0] for feature in features]
+    boxes = np.array([np.ravel([np.min(ring, axis=0), np.max(ring, axis=0)]) for ring in rings])
     west, south, east, north = boxes.T
     assert len(features) == MOST_PER_SIDE**2
     assert (west.min(), south.min(), east.max(), north.max()) == pytest.approx((-98.0, 30.0, -97.4, 30.6))
@@ -357,7 +348,3 @@ def test_boxes_tile_the_domain_and_each_says_what_a_range_query_says_of_it(mecha
         assert one["low"] <= one["value"] <= max(one["high"], 0)
         square_km = (box[3] - box[1]) * (box[2] - box[0]) * 111.195**2 * np.cos(np.radians(30.3))
         assert one["density"] == pytest.approx(one["value"] / square_km, rel=2e-3, abs=1e-3)
-
-
-def _ring(feature: dict) -> list[list[float]]:
-    return feature["geometry"]["coordinates"][0]

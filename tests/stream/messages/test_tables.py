@@ -43,6 +43,14 @@ def values(messages: list[Message]) -> list[bytes]:
     return [message.value for message in messages if message.topic == HEXAGON_SPEED]
 
 
+def in_csv(messages: list[bytes]) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(table_of(messages, "csv").decode())))
+
+
+def in_parquet(messages: list[bytes]) -> Any:
+    return parquet.read_table(io.BytesIO(table_of(messages, "parquet")))
+
+
 def leaves(body: Any) -> list[Any]:
     """Every scalar and every distribution's list of a message."""
     if isinstance(body, dict):
@@ -77,17 +85,15 @@ def test_cells_that_say_less_have_empty_fields_and_the_same_columns(tmp_path):
     messages = values(released(tmp_path, rows=60, **{"speed.min_users": 8}))
     statuses = [json.loads(value)["status"] for value in messages]
     assert {"published", "suppressed"} <= set(statuses)
-    rows = list(csv.DictReader(io.StringIO(table_of(messages, "csv").decode())))
+    rows = in_csv(messages)
     assert [row["status"] for row in rows] == statuses
     for row in rows:
         assert (row["mean"] == "") == (row["status"] == "suppressed")
 
 
-def test_the_three_formats_hold_the_same_table(tmp_path):
+def test_the_three_formats_hold_the_same_table_whose_hexagons_are_closed_rings_counter_clockwise(tmp_path):
     messages = values(released(tmp_path))
-    rows = rows_of(messages)
-    read = list(csv.DictReader(io.StringIO(table_of(messages, "csv").decode())))
-    table = parquet.read_table(io.BytesIO(table_of(messages, "parquet")))
+    rows, read, table = rows_of(messages), in_csv(messages), in_parquet(messages)
     features = json.loads(table_of(messages, "geojson"))["features"]
     assert [*rows[0], *TOTALS] == list(read[0]) == table.column_names
     assert [{name: feature["properties"][name] for name in rows[0]} for feature in features] == rows
@@ -96,6 +102,13 @@ def test_the_three_formats_hold_the_same_table(tmp_path):
         assert line["mean_clamped"] == str(row["mean_clamped"]).lower()
         assert column["window_start"] == datetime(2017, 3, 21, 12, tzinfo=UTC)
         assert column["events"] == row["events"] == int(line["events"])
+    for hexagon in features:
+        (ring,) = hexagon["geometry"]["coordinates"]
+        assert ring[0] == ring[-1]
+        assert sum((x1 - x0) * (y1 + y0) for (x0, y0), (x1, y1) in pairwise(ring)) < 0
+    assert table_of([], "csv").decode().strip().split(",") == [*ALWAYS, *TOTALS]
+    assert json.loads(table_of([], "geojson")) == {"type": "FeatureCollection", "features": []}
+    assert in_parquet([]).num_rows == 0
 
 
 def test_every_row_has_the_total_of_its_window_by_raw_values_although_empty_cells_are_clamped_to_zero(tmp_path):
@@ -104,29 +117,17 @@ def test_every_row_has_the_total_of_its_window_by_raw_values_although_empty_cell
     (body,) = [json.loads(value) for value in values(released(tmp_path))][:1]
     generator = np.random.default_rng(7)
     raws = generator.laplace(0.0, 3.0, 300).round(1).tolist()
-    noisy = [
-        body
-        | {
-            "users": {
-                "value": max(raw, 0.0),
-                "raw": raw,
-                "clamped": raw < 0,
-                "scale": 3.0,
-                "interval": [0, 9],
-                "unit": "1",
-            }
-        }
-        for raw in raws
-    ]
+    said = {"scale": 3.0, "interval": [0, 9], "unit": "1"}
+    noisy = [body | {"users": said | {"value": max(raw, 0.0), "raw": raw, "clamped": raw < 0}} for raw in raws]
     messages = [json.dumps(one).encode() for one in noisy]
-    table = parquet.read_table(io.BytesIO(table_of(messages, "parquet")))
+    table = in_parquet(messages)
     (total,) = {(row["window_users"], row["window_users_low"], row["window_users_high"]) for row in table.to_pylist()}
     reach = 2.12 * 3.0 * (2 * 300) ** 0.5
     assert total[0] == pytest.approx(max(sum(raws), 0.0), abs=0.1)
     assert total[2] == pytest.approx(sum(raws) + reach, abs=0.2)
     assert total[1] == 0.0
     assert sum(one["users"]["value"] for one in noisy) > total[2], "what a planner would get"
-    read = list(csv.DictReader(io.StringIO(table_of(messages, "csv").decode())))
+    read = in_csv(messages)
     assert {float(row["window_users"]) for row in read} == {total[0]}
     assert {(row["window_events"], row["window_events_low"]) for row in read} == {(str(300 * body["events"]), "")}
     for name, said in (("users_raw_to_add", "add"), ("users", "add that one"), ("window_users", "never add it")):
@@ -135,19 +136,14 @@ def test_every_row_has_the_total_of_its_window_by_raw_values_although_empty_cell
 
 def test_fields_that_are_yet_to_come_have_columns_too(tmp_path):
     first, *others = map(json.loads, values(released(tmp_path)))
-    first["post_processed"]["later"] = {
-        "method": "m",
-        "value": 1.5,
-        "interval": [1.0, 2.0],
-        "of": ["a", "b"],
-        "on": True,
-    }
+    later = {"method": "m", "value": 1.5, "interval": [1.0, 2.0], "of": ["a", "b"], "on": True}
+    first["post_processed"]["later"] = later
     messages = [json.dumps(body).encode() for body in (first, *others)]
     said = {"": 1.5, "_low": 1.0, "_high": 2.0, "_method": "m", "_of": ["a", "b"], "_on": True}
     for row, line, column in zip(
         rows_of(messages),
-        csv.DictReader(io.StringIO(table_of(messages, "csv").decode())),
-        parquet.read_table(io.BytesIO(table_of(messages, "parquet"))).to_pylist(),
+        in_csv(messages),
+        in_parquet(messages).to_pylist(),
         strict=True,
     ):
         here = row["cell"] == first["cell"]
@@ -161,37 +157,22 @@ def test_fields_that_are_yet_to_come_have_columns_too(tmp_path):
 def test_an_estimate_without_an_interval_has_no_columns_for_one(tmp_path):
     modelling = {"speed.statistics": ["mean", "variance"], "speed.post_processing": ["clipped-normal"]}
     messages = values(released(tmp_path, **modelling))
-    table = parquet.read_table(io.BytesIO(table_of(messages, "parquet")))
+    table = in_parquet(messages)
     columns = sorted(name for name in table.column_names if name.startswith("post_processed_p50"))
     assert columns == ["post_processed_p50", "post_processed_p50_method", "post_processed_p50_unit"]
-    for value, line, column in zip(
-        messages, csv.DictReader(io.StringIO(table_of(messages, "csv").decode())), table.to_pylist(), strict=True
-    ):
+    for value, line, column in zip(messages, in_csv(messages), table.to_pylist(), strict=True):
         modelled = json.loads(value)["post_processed"]["p50"]
         assert column["post_processed_p50"] == float(line["post_processed_p50"]) == modelled["value"]
         assert column["post_processed_p50_method"] == line["post_processed_p50_method"] == "clipped-normal"
 
 
-def test_hexagons_are_closed_rings_that_run_counter_clockwise(tmp_path):
-    for hexagon in json.loads(table_of(values(released(tmp_path)), "geojson"))["features"]:
-        (ring,) = hexagon["geometry"]["coordinates"]
-        assert ring[0] == ring[-1]
-        assert sum((x1 - x0) * (y1 + y0) for (x0, y0), (x1, y1) in pairwise(ring)) < 0
-
-
 def test_parquet_says_beside_each_column_which_value_may_be_averaged(tmp_path):
-    schema = parquet.read_table(io.BytesIO(table_of(values(released(tmp_path)), "parquet"))).schema
+    schema = in_parquet(values(released(tmp_path))).schema
     assert b"average or model this one" in schema.field("mean_raw_to_average").metadata[b"description"]
     assert b"biased" in schema.field("mean").metadata[b"description"]
     units = {field.name: field.metadata[b"unit"] for field in schema if b"unit" in (field.metadata or {})}
     assert {units[name] for name in ("mean", "mean_raw_to_average", "mean_scale", "estimate_mean_low")} == {b"km/h"}
     assert not {"mean_unit", "mean_mechanism", "mean_clamped", "latitude"} & units.keys()
-
-
-def test_a_window_without_cells_is_a_table_without_rows():
-    assert table_of([], "csv").decode().strip().split(",") == [*ALWAYS, *TOTALS]
-    assert json.loads(table_of([], "geojson")) == {"type": "FeatureCollection", "features": []}
-    assert parquet.read_table(io.BytesIO(table_of([], "parquet"))).num_rows == 0
 
 
 COARSE = h3.cell_to_parent(STEADY, 5)
@@ -291,11 +272,9 @@ def test_files_of_all_windows_have_the_same_columns_and_what_a_cell_excludes_sur
     nothing = [m.value for m in messages_of({STEADY: []}, suppressed | {"status": "suppressed"})]
     columns = [sorted(rows_of(values)[0]) for values in (plain, merged, nothing)]
     assert columns[0] == columns[1] == columns[2]
-    heads = {next(csv.reader(io.StringIO(table_of(values, "csv").decode())))[0] for values in (plain, merged, nothing)}
+    heads = {tuple(in_csv(values)[0]) for values in (plain, merged, nothing)}
     assert len(heads) == 1
-    schemas = [
-        parquet.read_table(io.BytesIO(table_of(values, "parquet"))).schema for values in (plain, merged, nothing)
-    ]
+    schemas = [in_parquet(values).schema for values in (plain, merged, nothing)]
     kinds = [{field.name: field.type for field in schema} for schema in schemas]
     assert kinds[0] == kinds[1] == kinds[2]
     file = tmp_path / "merged.geojson"
@@ -312,18 +291,11 @@ def test_files_of_all_windows_have_the_same_columns_and_what_a_cell_excludes_sur
 
 
 PACKAGES = REPO_ROOT / "examples"
-NEWER_THAN_DRAFT_07 = {
-    "$anchor",
-    "$defs",
-    "$dynamicRef",
-    "dependentRequired",
-    "dependentSchemas",
-    "maxContains",
-    "minContains",
-    "prefixItems",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-}
+NEWER_THAN_DRAFT_07 = (
+    {"$anchor", "$defs", "$dynamicRef", "prefixItems"}
+    | {"dependentRequired", "dependentSchemas", "maxContains", "minContains"}
+    | {"unevaluatedItems", "unevaluatedProperties"}
+)
 needs_parser = pytest.mark.skipif(
     shutil.which("node") is None or not (PACKAGES / "node_modules" / "@asyncapi" / "parser").is_dir(),
     reason="no @asyncapi/parser in examples; run: npm ci",
@@ -353,13 +325,8 @@ def diagnostics(made: dict[str, Any], tmp_path: Path) -> list[Any]:
         const { diagnostics } = await new Parser().parse(readFileSync(process.argv[1], 'utf8'))
         console.log(JSON.stringify(diagnostics))
     """
-    done = subprocess.run(
-        ["node", "--input-type=module", "--eval", script, str(file)],
-        cwd=PACKAGES,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = ["node", "--input-type=module", "--eval", script, str(file)]
+    done = subprocess.run(command, cwd=PACKAGES, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     reported: list[Any] = json.loads(done.stdout)
     return reported

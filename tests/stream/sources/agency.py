@@ -1,10 +1,12 @@
 """An agency whose GTFS-realtime feed answers what a test says, and a fleet of three buses. GTFS-realtime feeds that
-tests make: a vehicle is (id, seconds, lat, lng, speed m/s or None)."""
+tests make: a vehicle is (id, seconds, lat, lng, speed m/s or None). The same of SIRI-VM."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,9 +17,10 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.local import LOOPBACK
+from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
 from stream.sources.vehicle_positions import GtfsRealtime
-from stream.windows import Slotting
+from stream.windows import Slotting, utc_text
 
 DELHI = {"south": 28.0, "west": 76.5, "north": 29.0, "east": 78.0}
 FEED = FeedConfig(name="bus", topic="bus", timezone="Asia/Kolkata", domain=DELHI)  # type: ignore[arg-type]
@@ -89,6 +92,40 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+class Kept:
+    """A sink and a sender that keep what they take; ``gate`` lets them store. ``ages``: seconds from an event's time
+    until it is stored."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes] = []
+        self.ages: list[float] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    @property
+    def users(self) -> list[str]:
+        return [json.loads(value)["user"] for value in self.values]
+
+    async def __aenter__(self) -> Kept:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def take(self, messages: Messages) -> None:
+        await self.gate.wait()
+        self.values += messages.values
+        self.ages += [time.time() - json.loads(value)["time"] / 1000 for value in messages.values]
+
+    send = take
+
+    async def flush(self) -> None:
+        pass
+
+    async def confirm(self) -> None:
+        pass
+
+
 START = 1_757_583_600
 Vehicle = tuple[str, int | None, float, float, float | None]
 
@@ -112,3 +149,22 @@ def feed_message(vehicles: Iterable[Vehicle], header_s: int | None = START) -> g
 def snapshot_bytes(vehicles: Iterable[Vehicle], header_s: int | None = START) -> bytes:
     data: bytes = feed_message(vehicles, header_s).SerializeToString()
     return data
+
+
+def siri_bytes(fixes: Iterable[tuple[str, int, float, float, object]], response_s: int = START) -> bytes:
+    """A SIRI-VM document; a fix is (operator:vehicle, seconds, lat, lng, what stands as its velocity or None)."""
+    activities = ""
+    for name, seconds, lat, lng, velocity in fixes:
+        operator, _, vehicle = name.rpartition(":")
+        activities += (
+            f"<VehicleActivity><RecordedAtTime>{utc_text(seconds)}</RecordedAtTime><MonitoredVehicleJourney>"
+            f"<OperatorRef>{operator}</OperatorRef><VehicleRef>{vehicle}</VehicleRef>"
+            + ("" if velocity is None else f"<Velocity>{velocity}</Velocity>")
+            + f"<VehicleLocation><Longitude>{lng}</Longitude><Latitude>{lat}</Latitude></VehicleLocation>"
+            "</MonitoredVehicleJourney></VehicleActivity>"
+        )
+    return (
+        '<?xml version="1.0"?>\n<Siri xmlns="http://www.siri.org.uk/siri"><ServiceDelivery>'
+        f"<ResponseTimestamp>{utc_text(response_s)}</ResponseTimestamp>"
+        f"<VehicleMonitoringDelivery>{activities}</VehicleMonitoringDelivery></ServiceDelivery></Siri>"
+    ).encode()

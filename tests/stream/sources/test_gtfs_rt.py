@@ -1,4 +1,5 @@
-"""``hexveil gtfs-rt``: a fleet behind an address that misbehaves, or stored snapshots, become events once each."""
+"""``hexveil gtfs-rt``: a fleet behind an address that misbehaves or stands still, or stored snapshots, become events
+once each, or releases without Kafka."""
 
 import asyncio
 import gzip
@@ -7,32 +8,29 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import numpy as np
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from structlog.testing import capture_logs
+from google.transit import gtfs_realtime_pb2
 
+from stream.embedded import EmbeddedFeed
+from stream.ingestion.decoding import Decoder
 from stream.local import REPO_ROOT
-from stream.sources import snapshot_events
+from stream.sources import snapshot_events, timestamps
 from stream.sources.polling import FetchError, FileSink, Poller, PollSettings, backed_off, poll
 from stream.sources.snapshots import SnapshotError
-from tests.stream.sources.agency import FEED, START, Agency, answer, fetch, fleet, reader, run, snapshot_bytes
-from tests.support import hourly
-from tests.support.topics_reader import stored
-
-
-def test_missing_speeds_are_derived_and_marked():
-    source = reader()
-    assert source.events(fleet(0)).values == []
-    event = json.loads(source.events(fleet(1)).values[0])
-    assert event["speed"] == pytest.approx(26.7, abs=0.3)
-    assert event["derived"] is True
-    assert event["time"] == (START + 28) * 1000
-    assert (source.tally.events, source.tally.derived, source.tally.without_speed) == (3, 3, 3)
+from stream.storage.release_store import ReleaseStore
+from stream.storage.row_store import RowStore
+from tests.stream.sources.agency import DELHI, FEED, START, Agency, answer, fetch, fleet, reader, run, snapshot_bytes
+from tests.support.builders import SLOT, bus_config, bus_fleet_file, random_rows
+from tests.support.environment import environment
+from tests.support.feeding import create_topic
+from tests.support.topics_reader import PARTITIONS, stored
 
 
 def test_reported_speeds_are_taken_in_the_feeds_unit_and_not_marked():
@@ -135,14 +133,6 @@ def endless(handler: BaseHTTPRequestHandler) -> None:
         return
 
 
-def test_an_unchanged_document_is_asked_for_conditionally_and_not_decoded_again():
-    first = answer(200, b"body", ETag='"7"', Last_Modified="Thu, 11 Sep 2025 09:40:16 GMT")
-    with Agency([first, answer(304)]) as agency:
-        assert fetch(agency.url, times=2) == [b"body", None]
-    assert agency.requests[1]["If-None-Match"] == '"7"'
-    assert agency.requests[1]["If-Modified-Since"] == "Thu, 11 Sep 2025 09:40:16 GMT"
-
-
 def test_a_compressed_answer_is_read_and_a_compressed_bomb_is_refused():
     small, bomb = gzip.compress(b"body"), gzip.compress(b"\0" * (80 << 20))
     with Agency([answer(200, small, Content_Encoding="gzip"), answer(200, bomb, Content_Encoding="gzip")]) as agency:
@@ -181,28 +171,13 @@ def test_retry_after_is_honoured_within_an_hour():
     assert waits == [7.0, 3600.0]
 
 
-def test_a_secret_header_reaches_the_agency_but_no_other_host():
-    with Agency([answer(200, b"elsewhere")]) as other, Agency([answer(302, Location=other.url)]) as agency:
-        assert fetch(agency.url, headers={"X-Api-Key": "s3cret"}) == [b"elsewhere"]
-        assert agency.requests[0]["X-Api-Key"] == "s3cret"
-        assert "X-Api-Key" not in other.requests[0]
-
-
 # --- the command ---
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    text = hourly.RIDERS.read_text(encoding="utf-8")
-    head, _, rest = text.partition("[feed]")
-    _, _, tail = rest.partition("\n[")
-    section = (
-        '[feed]\nname = "delhi"\ntopic = "TOPIC"\nformat = "canonical"\ntimezone = "Asia/Kolkata"\n'
-        "domain = { south = 28.0, west = 76.5, north = 29.0, east = 78.0 }\n"
-    )
-    path = tmp_path / "hexveil.toml"
-    path.write_text(head + section + "\n[" + tail, encoding="utf-8")
-    return path
+def config(tmp_path: Path) -> str:
+    """A configuration of Delhi under "values"."""
+    return str(bus_fleet_file(tmp_path, DELHI))
 
 
 @pytest.fixture
@@ -214,56 +189,40 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_stored_snapshots_become_canonical_events_in_a_file(config, folder, tmp_path):
+def events_in(releases: Path) -> int:
+    return sum(json.loads(line)["value"].get("events", 0) for line in releases.read_text().splitlines())
+
+
+def test_stored_snapshots_become_canonical_events_in_a_file_or_releases(config, folder, tmp_path):
     out = tmp_path / "events.ndjson"
-    code, _, stderr = run(str(folder), "--config", str(config), "--out", str(out))
+    code, _, stderr = run(str(folder), "--config", config, "--out", str(out))
     events = [json.loads(line) for line in out.read_text().splitlines()]
     assert (code, len(events)) == (0, 12)
-    assert all(math.isclose(event["speed"], 26.7, abs_tol=0.4) for event in events)
+    assert all(math.isclose(event["speed"], 26.7, abs_tol=0.4) and event["derived"] for event in events)
+    assert events[0]["time"] == (START + 28) * 1000
     assert "12 events, 12 with a derived speed" in stderr
+    offline = [str(folder), "--offline", "--config", config, "--out", str(tmp_path / "releases.ndjson")]
+    code, _, said = run(*offline)
+    assert (code, events_in(tmp_path / "releases.ndjson")) == (0, 12)
+    assert "12 events (0 refused), 1 windows released" in said
+    code, _, said = run(*offline)
+    assert (code, "cannot be drawn again" in said) == (2, True)
 
 
-def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code(config, folder):
+def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code_and_alone_refused(config, folder):
     (folder / "002.pb").write_bytes(b"<html>maintenance</html>")
     body = gzip.compress((folder / "003.pb").read_bytes())
     (folder / "damaged.pb.gz").write_bytes(body[:10] + b"\xff" * 20 + body[30:])
-    code, out, stderr = run(str(folder), "--config", str(config), "--out", "-")
-    assert code == 1
-    assert len(out.splitlines()) == 9
+    code, out, stderr = run(str(folder), "--config", config, "--out", "-")
+    assert (code, len(out.splitlines())) == (1, 9)
     assert "002.pb: an HTML or XML page" in stderr
     assert "damaged or cut short (Error -3 while decompressing" in stderr
-
-
-NO_TEXT = rb'{"header":{"gtfs_realtime_version":"2.0","\ud800":1},"entity":[]}'
-
-
-def test_a_file_with_a_name_that_is_no_text_is_refused_and_named_alone_and_beside_others(config, folder):
-    (folder / "002.json").write_bytes(NO_TEXT)
-    code, _, stderr = run(str(folder / "002.json"), "--config", str(config), "--out", "-")
-    assert code == 2
-    assert "002.json: not a GTFS-realtime feed" in stderr
-    code, out, stderr = run(str(folder), "--config", str(config), "--out", "-")
-    assert (code, len(out.splitlines())) == (1, 12)
-    assert "002.json: not a GTFS-realtime feed" in stderr
-
-
-async def test_an_answer_with_a_name_that_is_no_text_is_skipped_and_the_next_one_is_read(tmp_path):
-    loop, stopping, out = asyncio.get_running_loop(), asyncio.Event(), tmp_path / "out.ndjson"
-
-    def last(handler: BaseHTTPRequestHandler) -> None:
-        answer(200, fleet(0, speed=5.0))(handler)
-        loop.call_soon_threadsafe(loop.call_later, 0.5, stopping.set)
-
-    settings, source = PollSettings(interval_s=1.0), reader("reported")
-    with capture_logs() as logs, Agency([answer(200, NO_TEXT), last]) as agency:
-        await poll(source, Poller(agency.url, settings), settings, FileSink(out), stopping, once=False)
-    assert len(out.read_bytes().splitlines()) == 3
-    assert source.tally.unreadable == 1
-    assert [log["event"] for log in logs] == ["an answer is not a snapshot and is skipped"]
+    code, _, stderr = run(str(folder / "002.pb"), "--config", config, "--out", "-")
+    assert (code, "002.pb: an HTML or XML page" in stderr) == (2, True)
 
 
 def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config, folder):
-    code, _, stderr = run(str(folder / "000.pb"), "--config", str(config), "--out", "-")
+    code, _, stderr = run(str(folder / "000.pb"), "--config", config, "--out", "-")
     assert code == 2
     assert "two positions of the vehicle" in stderr
     assert "name a folder of snapshots, or the agency's address" in stderr
@@ -273,7 +232,7 @@ def test_a_pipe_that_a_shell_names_as_a_file_is_read(config):
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(fleet(0, speed=5.0))
-    code, out, _ = run(f"/dev/fd/{reading}", "--config", str(config), "--out", "-")
+    code, out, _ = run(f"/dev/fd/{reading}", "--config", config, "--out", "-")
     os.close(reading)
     assert (code, len(out.splitlines())) == (0, 3)
 
@@ -281,7 +240,7 @@ def test_a_pipe_that_a_shell_names_as_a_file_is_read(config):
 @pytest.mark.parametrize("out", ["/dev/full", "/nowhere/events.ndjson"])
 def test_a_file_that_cannot_be_written_ends_a_live_feed_with_its_name(out, config):
     with Agency([answer(200, fleet(0, speed=5.0))]) as agency:
-        code, _, stderr = run(agency.url, "--once", "--config", str(config), "--out", out)
+        code, _, stderr = run(agency.url, "--once", "--config", config, "--out", out)
     assert code == 1
     assert f"{out}: " in stderr
     assert "--out needs a file that you may write to" in stderr
@@ -297,10 +256,16 @@ def test_a_file_that_cannot_be_written_ends_a_live_feed_with_its_name(out, confi
         (["http://city:hidden\u2100@127.0.0.1:9/x"], "is not an http or https address"),
         (["http://127.0.0.1:9/x", "--header", "X-Key"], "store the secret in a file"),
         (["x.pb", "--speeds", "guessed"], "is none of"),
+        (["http://127.0.0.1:9/x", "--offline"], "name a file like releases.ndjson"),
+        (["http://127.0.0.1:9/x", "--offline", "--out", "r.csv"], "name a file like releases.ndjson"),
+        (["x.pb", "--from", "2025-09-11", "--until", "2025-09-12"], "stored snapshots with --offline"),
+        (["x.pb", "--offline", "--from", "2025-09-11"], "give both --from and --until"),
+        (["http://127.0.0.1:9/x", "--query", "key"], "store the secret in a file"),
     ],
 )
 def test_wrong_usage_is_refused_with_the_remedy(config, arguments, said):
-    code, _, stderr = run(*arguments, "--config", str(config), "--out", "-")
+    out = [] if "--offline" in arguments else ["--out", "-"]
+    code, _, stderr = run(*arguments, "--config", config, *out)
     assert code == 2
     assert said in " ".join(stderr.replace("│", " ").split())
     assert "hidden" not in stderr
@@ -313,25 +278,21 @@ def moving_agency() -> Iterator[Agency]:
         yield agency
 
 
+@pytest.fixture
+async def topic(kafka: str, topic_name: str) -> str:
+    await create_topic(kafka, topic_name, PARTITIONS)
+    return topic_name
+
+
 async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_sigterm(
-    hexveil, kafka, topic_name, config, moving_agency
+    hexveil, kafka, topic, config, moving_agency
 ):
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic_name, 4, 1)])
-    text = config.read_text().replace("TOPIC", topic_name)
-    config.write_text(text)
-    command = [*hexveil, "gtfs-rt", moving_agency.url, "--config", str(config), "--interval", "1s"]
-    process = subprocess.Popen(
-        command,
-        cwd=REPO_ROOT,
-        env={"HEXVEIL_KAFKA__BOOTSTRAP": kafka, "PYTHONPATH": str(REPO_ROOT), "PATH": "/usr/bin:/bin"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [*hexveil, "gtfs-rt", moving_agency.url, "--config", config, "--interval", "1s"]
+    settings = environment({"kafka.bootstrap": kafka, "feed.topic": topic})
+    process = subprocess.Popen(command, cwd=REPO_ROOT, env=settings, stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(300):
-            events = [json.loads(value) for part in await stored(kafka, topic_name) for _, value in part]
+            events = [json.loads(value) for part in await stored(kafka, topic) for _, value in part]
             if len(events) >= 15:
                 break
             await asyncio.sleep(0.2)
@@ -339,8 +300,6 @@ async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_si
         _, stderr = process.communicate(timeout=120)
     finally:
         process.kill()
-        await admin.delete_topics([topic_name])
-        await admin.close()
     assert process.returncode == 0, stderr
     assert len({(event["user"], event["time"]) for event in events}) == len(events) == 15
     assert "is not a snapshot and is skipped" in stderr
@@ -352,10 +311,117 @@ def test_the_pause_doubles_up_to_five_minutes_however_long_an_outage_lasts(failu
     assert backed_off(2.0, failures) == seconds
 
 
-def test_a_header_far_in_the_future_does_not_silence_its_vehicles_until_then():
-    source, ahead = reader("reported"), START + 10 * 365 * 86_400
-    wrong = snapshot_bytes([("a", ahead, 28.6, 77.2, 5.0)], ahead)
-    assert source.events(wrong, START * 1_000_000).values == []
-    assert source.tally.refused == {"time-in-future": 1}
-    right = snapshot_bytes([("a", START + 30, 28.6, 77.2, 5.0)], START + 30)
-    assert len(source.events(right, (START + 30) * 1_000_000).values) == 1
+def differential(step: int, names: str, gone: str) -> bytes:
+    """Of three buses the positions that changed, and one that is deleted."""
+    message = gtfs_realtime_pb2.FeedMessage.FromString(fleet(step))
+    changed = [entity for entity in message.entity if entity.vehicle.vehicle.id in names]
+    del message.entity[:]
+    message.entity.extend(changed)
+    message.header.incrementality = gtfs_realtime_pb2.FeedHeader.DIFFERENTIAL
+    message.entity.add(id=gone, is_deleted=True).vehicle.vehicle.id = gone
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def test_a_differential_feed_gives_the_events_of_the_full_one_whose_positions_it_sends(config, tmp_path):
+    """Bus b leaves out steps 2 and 3 and comes back; its deletion takes nothing back, and its speed is derived over the
+    gap."""
+    folder, out = tmp_path / "snapshots", tmp_path / "events.ndjson"
+    folder.mkdir()
+    for step, names in enumerate(("abc", "abc", "ac", "ac", "abc")):
+        body = differential(step, names, "b") if step else fleet(step)
+        (folder / f"{step:03}.pb").write_bytes(body)
+    code, _, said = run(str(folder), "--config", config, "--out", str(out))
+    assert code == 0, said
+    events = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {name: sum(event["user"] == name for event in events) for name in "abc"} == {"a": 4, "b": 2, "c": 4}
+    assert all(event["speed"] == pytest.approx(26.7, abs=0.4) for event in events)
+    assert "deleted" in said
+
+
+def test_a_signal_to_the_whole_group_still_releases_the_window_in_progress(config, tmp_path):
+    """As ``timeout``, a service manager and a closing terminal send it."""
+    now, out = int(time.time()), tmp_path / "releases.ndjson"
+    body = snapshot_bytes([(f"v{k}", now - 1, 28.6, 77.2, 8.0) for k in range(20)], now)
+    with Agency([answer(200, body)]) as agency:
+        command = [sys.executable, "-m", "stream", "gtfs-rt", agency.url, "--interval", "1s", "--config", config]
+        process = subprocess.Popen(
+            [*command, "--offline", "--out", str(out)],
+            env=environment({}),
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            while len(agency.requests) < 2 and process.poll() is None:
+                time.sleep(0.1)
+            os.killpg(process.pid, signal.SIGTERM)
+            _, said = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 0, said
+    assert events_in(out) == 20
+
+
+async def test_a_silent_feed_closes_its_windows_by_the_clock(redis, tmp_path):
+    config = bus_config(tmp_path)
+    rows = RowStore(redis, config.feed.name)
+    store = ReleaseStore.of(redis, config)
+    feed = EmbeddedFeed(config, rows, store, Decoder(config, bytes(32)), lambda _: None, SLOT * 1_000_000)
+    await rows.append("embedded/0", 0, 1, random_rows(1, 1), np.zeros(1, np.int64), np.full(1, SLOT))
+    assert await feed.due_slots() == []
+    feed.reach((SLOT + 3600 + 299) * 1_000_000)
+    assert await feed.due_slots() == []
+    feed.reach((SLOT + 3600 + 301) * 1_000_000)
+    feed.reach(SLOT * 1_000_000)
+    assert await feed.due_slots() == [SLOT]
+
+
+def test_a_key_in_the_query_or_a_header_reaches_the_agency_but_no_other_host_and_no_error():
+    settings = {"query": {"api key": "s3cr&t/ü"}, "headers": {"X-Api-Key": "s3cret"}}
+    with Agency([answer(200, b"elsewhere")]) as other, Agency([answer(302, Location=other.url)]) as agency:
+        assert fetch(f"{agency.url}/vp?format=pb", **settings) == [b"elsewhere"]
+        assert agency.requests[0]["path"] == "/vp?format=pb&api+key=s3cr%26t/%C3%BC"
+        assert agency.requests[0]["X-Api-Key"] == "s3cret"
+        assert "s3cr" not in str(other.requests[0])
+    moved = [answer(302, Location="/new"), answer(200, b"body")]
+    with Agency(moved) as agency:
+        assert fetch(agency.url, **settings) == [b"body"]
+        assert "s3cr" in agency.requests[1]["path"], "the same host asks for the key again"
+    with pytest.raises(FetchError) as caught:
+        fetch("http://127.0.0.1:9/vp", **settings)
+    assert "s3cr" not in str(caught.value)
+
+
+def test_a_host_that_was_redirected_to_and_asks_for_the_key_is_named_without_it():
+    with Agency([answer(401)]) as other, Agency([answer(302, Location=f"{other.url}/x?agency=7")]) as agency:
+        with pytest.raises(
+            FetchError, match=f"status 401 after a redirect to {other.url}, which was not sent the key"
+        ) as caught:
+            fetch(agency.url, headers={"X-Api-Key": "s3cret"})
+        assert caught.value.final
+        assert "s3cret" not in str(caught.value)
+        with pytest.raises(FetchError, match="status 401; check the address and the key"):
+            fetch(other.url, headers={"X-Api-Key": "s3cret"})
+
+
+async def test_a_server_that_repeats_a_snapshot_with_and_without_304_is_noticed_and_asked_conditionally(
+    tmp_path, monkeypatch
+):
+    loop, stopping, source = asyncio.get_running_loop(), asyncio.Event(), reader("reported")
+    again = answer(200, fleet(0, speed=5.0), ETag='"7"', Last_Modified="Thu, 11 Sep 2025 09:40:16 GMT")
+
+    def last(handler: BaseHTTPRequestHandler) -> None:
+        answer(304)(handler)
+        loop.call_soon_threadsafe(loop.call_later, 0.2, stopping.set)
+
+    settings = PollSettings(interval_s=1.0)
+    monkeypatch.setattr(timestamps, "_STALE_US", 900_000)
+    with Agency([again, again, again, last]) as agency, capture_logs() as logs:
+        sink = FileSink(tmp_path / "out.ndjson")
+        await poll(source, Poller(agency.url, settings), settings, sink, stopping, once=False)
+    assert agency.requests[1]["If-None-Match"] == '"7"'
+    assert agency.requests[1]["If-Modified-Since"] == "Thu, 11 Sep 2025 09:40:16 GMT"
+    said = [log["vehicles"] for log in logs if "no vehicle's timestamp has advanced" in log["event"]]
+    assert said == [3, 1], "of a document, and of one that is the same"
+    assert len((tmp_path / "out.ndjson").read_bytes().splitlines()) == 3

@@ -8,8 +8,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -25,9 +25,9 @@ from stream.ingestion.pseudonyms import load_user_key
 from stream.local import LOOPBACK
 from stream.sources import mqtt
 from stream.sources.hfp import LARGEST_MESSAGE, HighFrequencyPositions, Publication, vehicle_of
-from stream.sources.messages import Messages
 from stream.sources.mqtt import Broker, Following
 from stream.windows import Slotting
+from tests.stream.sources.agency import Kept
 from tests.support.builders import bus_fleet_file
 from tests.support.environment import write_secret
 from tests.support.feeding import create_topic, until_true
@@ -35,12 +35,6 @@ from tests.support.mosquitto import PASSWORD, USER, Mosquitto
 from tests.support.topics_reader import PARTITIONS, stored
 
 BOX = {"south": 59.9, "west": 24.0, "north": 60.5, "east": 25.5}
-HELSINKI = FeedConfig(
-    name="bus",
-    topic="bus",
-    timezone="Europe/Helsinki",
-    domain=BOX,  # type: ignore[arg-type]
-)
 NOON_S = 1_775_044_800
 RECEIVED_US = NOON_S * 1_000_000
 TOPIC = "/hfp/v2/journey/ongoing/vp/bus/0055/01216/1069/1/Malmi/7:20/1130106/2/60;24/19/73/44"
@@ -48,16 +42,8 @@ TOPIC = "/hfp/v2/journey/ongoing/vp/bus/0055/01216/1069/1/Malmi/7:20/1130106/2/6
 
 def fix(second: int = 0, **fields: object) -> dict[str, object]:
     """The object of one position."""
-    moment = f"2026-04-01T12:{second // 60:02d}:{second % 60:02d}.500Z"
-    return {
-        "oper": 22,
-        "veh": 1216,
-        "tst": moment,
-        "tsi": NOON_S + second,
-        "spd": 10.0,
-        "lat": 60.2,
-        "long": 24.9,
-    } | fields
+    times = {"tst": f"2026-04-01T12:{second // 60:02d}:{second % 60:02d}.500Z", "tsi": NOON_S + second}
+    return {"oper": 22, "veh": 1216, "spd": 10.0, "lat": 60.2, "long": 24.9} | times | fields
 
 
 def published(topic: str = TOPIC, event: str = "VP", **fields: object) -> Publication:
@@ -65,8 +51,9 @@ def published(topic: str = TOPIC, event: str = "VP", **fields: object) -> Public
 
 
 def reader(**changes: object) -> HighFrequencyPositions:
-    feed = FeedConfig.model_validate(HELSINKI.model_dump(exclude_unset=True) | changes)
-    return HighFrequencyPositions(feed, Slotting(timedelta(hours=1), timedelta(days=1), HELSINKI.timezone))
+    given: dict[str, object] = {"name": "bus", "topic": "bus", "timezone": "Europe/Helsinki", "domain": BOX}
+    feed = FeedConfig.model_validate(given | changes)
+    return HighFrequencyPositions(feed, Slotting(timedelta(hours=1), timedelta(days=1), feed.timezone))
 
 
 def events(*publications: Publication, **changes: object) -> list[dict[str, object]]:
@@ -74,12 +61,13 @@ def events(*publications: Publication, **changes: object) -> list[dict[str, obje
 
 
 def test_a_message_becomes_an_event_of_the_vehicle_that_the_topic_names():
+    """A topic of version 1 names nobody, because its levels would make a user of each route."""
     (event,) = events(published())
     assert event == {"user": "55:1216", "time": RECEIVED_US // 1000 + 500, "lat": 60.2, "lng": 24.9, "speed": 36.0}
     assert vehicle_of("city/hfp/v2/journey/ongoing/doo/tram/0040/00000/x") == "40:0"
-    assert [vehicle_of(topic) for topic in ("", "/hfp/v2/journey", "/other/v2/a/b/c/d/1/2", "/hfp/v2/a/b/c/d//2")] == [
-        None
-    ] * 4
+    first = TOPIC.replace("v2", "v1").replace("vp/", "")
+    for topic in ("", "/hfp/v2/journey", "/other/v2/a/b/c/d/1/2", "/hfp/v2/a/b/c/d//2", first):
+        assert vehicle_of(topic) is None
 
 
 @pytest.mark.parametrize(("unit", "kmh"), [("km/h", 10.0), ("mph", 16.093), ("m/s", 36.0)])
@@ -97,10 +85,6 @@ def test_local_times_that_claim_utc_are_read_in_the_zone_of_the_clocks_and_no_ot
     sent = Publication(TOPIC, published(**fields).payload, RECEIVED_US)
     (event,) = events(sent, times_zone="Europe/Helsinki")
     assert datetime.fromisoformat(str(event["time"])).timestamp() // 60 * 60 == NOON_S - 3600 * (3 - hours)
-
-
-def test_a_topic_of_version_1_names_nobody_because_its_levels_would_make_a_user_of_each_route():
-    assert vehicle_of("/hfp/v1/journey/ongoing/bus/0055/01216/1069/1/Malmi/7:20/1130106/2/60;24/19/73/44") is None
 
 
 def test_a_position_without_a_time_has_that_of_its_arrival_however_late_it_is_decoded():
@@ -146,46 +130,48 @@ def test_a_message_that_is_no_position_is_refused_alone_with_its_reason(name):
     assert dict(source.tally.refused) == {reason: 1, "no-vehicle-id": 1}
 
 
-class Kept:
-    """A sink that keeps what it takes; ``gate`` lets it store. ``ages``: seconds from an event's time until it is
-    stored."""
-
-    def __init__(self) -> None:
-        self.users: list[str] = []
-        self.ages: list[float] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-
-    async def __aenter__(self) -> Kept:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-    async def take(self, messages: Messages) -> None:
-        await self.gate.wait()
-        taken = [json.loads(value) for value in messages.values]
-        self.users += [event["user"] for event in taken]
-        self.ages += [time.time() - event["time"] / 1000 for event in taken]
+@asynccontextmanager
+async def followed(
+    address: str, source: HighFrequencyPositions | None = None, **options: float
+) -> AsyncIterator[tuple[Following, Kept]]:
+    """Who follows the broker at this address, and what is kept of it."""
+    sink, stopping = Kept(), asyncio.Event()
+    following = Following(source or reader(), Broker(address, ("/hfp/#",), **options), sink, stopping)  # type: ignore[arg-type]
+    running = asyncio.create_task(following.run())
+    async with asyncio.timeout(240):
+        yield following, sink
+    stopping.set()
+    await running
 
 
 class City:
     """Publishes to a broker, as the vehicles of a city do."""
 
-    def __init__(self, port: int, ca_file: Path | None = None) -> None:
+    def __init__(self, broker: Mosquitto, ca_file: Path | None = None) -> None:
         self._client = paho.Client(paho.CallbackAPIVersion.VERSION2)
         if ca_file is not None:
             self._client.tls_set(str(ca_file))
             self._client.username_pw_set(USER, PASSWORD)
-        self._client.connect(LOOPBACK, port)
+        self._client.connect(LOOPBACK, broker.port)
         self._client.loop_start()
+
+    def __enter__(self) -> City:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
 
     def publish(self, payload: bytes, topic: str = TOPIC) -> None:
         self._client.publish(topic, payload).wait_for_publish(10)
 
-    def close(self) -> None:
-        self._client.disconnect()
-        self._client.loop_stop()
+    async def until(self, is_seen: Callable[[], bool], vehicle: int) -> None:
+        """Publish garbage and positions of a vehicle until they are seen: a broker forgets what it publishes to
+        nobody."""
+        while not is_seen():
+            self.publish(b"\xff{")
+            self.publish(*now(vehicle))
+            await asyncio.sleep(0.05)
 
 
 def now(vehicle: int, **fields: object) -> tuple[bytes, str]:
@@ -195,18 +181,17 @@ def now(vehicle: int, **fields: object) -> tuple[bytes, str]:
 
 
 @contextmanager
-def city_that_publishes(port: int, ca_file: Path | None = None) -> Iterator[None]:
+def city_that_publishes(broker: Mosquitto, ca_file: Path) -> Iterator[None]:
     """Garbage and positions of ever new vehicles, until the block ends."""
     ended = threading.Event()
 
     def drive() -> None:
-        city = City(port, ca_file)
-        for vehicle in range(1, 10_000):
-            if ended.wait(0.05):
-                break
-            city.publish(b"\xff\x00garbage", "/hfp/v2/garbage")
-            city.publish(*now(vehicle))
-        city.close()
+        with City(broker, ca_file) as city:
+            for vehicle in range(1, 10_000):
+                if ended.wait(0.05):
+                    break
+                city.publish(b"\xff\x00garbage", "/hfp/v2/garbage")
+                city.publish(*now(vehicle))
 
     thread = threading.Thread(target=drive)
     thread.start()
@@ -217,51 +202,37 @@ def city_that_publishes(port: int, ca_file: Path | None = None) -> Iterator[None
         thread.join()
 
 
+def address_of(broker: Mosquitto) -> str:
+    return f"mqtt://{LOOPBACK}:{broker.port}"
+
+
 async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(tmp_path):
-    source, sink, stopping = reader(), Kept(), asyncio.Event()
+    source = reader()
     with Mosquitto(tmp_path) as broker:
-        settings = Broker(f"mqtt://{LOOPBACK}:{broker.port}", ("/hfp/#",), pause_s=0.05)
-        following = asyncio.create_task(Following(source, settings, sink, stopping).run())
-
-        async def sees(vehicle: int) -> None:
-            city = City(broker.port)
-            while f"55:{vehicle}" not in sink.users:  # a broker forgets what it publishes to nobody
-                city.publish(b"\xff{")
-                city.publish(*now(vehicle))
-                await asyncio.sleep(0.05)
-            city.close()
-
-        async with asyncio.timeout(240):
-            await sees(1)
-            broker.stop()
-            await asyncio.sleep(0.1)
-            broker.start()
-            await sees(2)
-        stopping.set()
-        await following
+        async with followed(address_of(broker), source, pause_s=0.05) as (_, sink):
+            for vehicle in (1, 2):
+                with City(broker) as city:
+                    await city.until(lambda seen=f"55:{vehicle}": seen in sink.users, vehicle)  # type: ignore[misc]
+                broker.stop()
+                await asyncio.sleep(0.1)
+                broker.start()
     assert source.tally.refused["unreadable"] >= 2
 
 
 async def test_what_arrives_faster_than_it_is_stored_is_dropped_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(mqtt, "MOST_WAITING", 50)
-    source, sink, stopping = reader(), Kept(), asyncio.Event()
-    with Mosquitto(tmp_path) as broker:
-        following = Following(source, Broker(f"mqtt://{LOOPBACK}:{broker.port}", ("/hfp/#",)), sink, stopping)
-        running, city = asyncio.create_task(following.run()), City(broker.port)
-        while not sink.users:
-            city.publish(*now(1))
-            await asyncio.sleep(0.05)
-        sink.gate.clear()
-        before = source.tally.snapshots
-        for vehicle in range(2, 302):
-            city.publish(*now(vehicle))
-        city.publish(b"x" * (LARGEST_MESSAGE + 1))
-        await until_true(lambda: following.refused["too-large"] == 1)
-        sink.gate.set()
-        await until_true(lambda: source.tally.snapshots - before + following.refused["queue-full"] >= 300)
-        stopping.set()
-        await running
-        city.close()
+    source = reader()
+    with Mosquitto(tmp_path) as broker, City(broker) as city:
+        async with followed(address_of(broker), source) as (following, sink):
+            await city.until(lambda: bool(sink.values), 1)
+            sink.gate.clear()
+            before = source.tally.snapshots
+            for vehicle in range(2, 302):
+                city.publish(*now(vehicle))
+            city.publish(b"x" * (LARGEST_MESSAGE + 1))
+            await until_true(lambda: following.refused["too-large"] == 1)
+            sink.gate.set()
+            await until_true(lambda: source.tally.snapshots - before + following.refused["queue-full"] >= 300)
     assert following.refused["queue-full"] >= 300 - 3 * 51
 
 
@@ -297,7 +268,7 @@ def test_positions_reach_kafka_over_tls(encrypted, helsinki, kafka, redis_url, t
     asyncio.run(create_topic(kafka, topic_name, PARTITIONS))
     load_user_key(helsinki.parent / "var" / "user.key")
     ca = helsinki.parent / "ca.pem"
-    with city_that_publishes(encrypted.port, ca):
+    with city_that_publishes(encrypted, ca):
         code, output, stderr = hexveil(encrypted, helsinki, "--ca", str(ca), "--topic", "/hfp/#")
     assert code == 0, stderr
     report = json.loads(output)["snapshots"]
@@ -309,7 +280,7 @@ def test_positions_reach_kafka_over_tls(encrypted, helsinki, kafka, redis_url, t
 
 def test_a_live_feed_is_released_without_kafka(encrypted, helsinki):
     ca, out = helsinki.parent / "ca.pem", helsinki.parent / "releases.ndjson"
-    with city_that_publishes(encrypted.port, ca):
+    with city_that_publishes(encrypted, ca):
         code, _, stderr = hexveil(encrypted, helsinki, "--ca", str(ca), "--offline", "--out", str(out))
     assert code == 0, stderr
     assert sum(json.loads(line)["value"].get("events", 0) for line in out.read_text().splitlines()) >= 1
@@ -362,18 +333,14 @@ def publish(topic: bytes, payload: bytes) -> bytes:
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_a_broker_that_sends_a_quality_of_service_unasked_is_left(qos):
     """Of QoS 2, a message stays in the memory until the broker releases it."""
-    sink, stopping = Kept(), asyncio.Event()
     unasked = bytearray(publish(TOPIC.encode(), b"\0\1" + published().payload))
     unasked[0] |= qos << 1
     with capture_logs() as logs, scripted(b"\x00", bytes(unasked)) as address:
-        following = Following(reader(), Broker(address, ("/hfp/#",)), sink, stopping)
-        running = asyncio.create_task(following.run())
-        await until_true(lambda: bool(logs))
-        stopping.set()
-        await running
+        async with followed(address) as (following, sink):
+            await until_true(lambda: bool(logs))
     assert dict(following.refused) == {"qos-not-granted": 1}
     assert "QoS 1 or 2" in logs[0]["reason"]
-    assert not sink.users
+    assert not sink.values
 
 
 def test_a_broker_that_refuses_the_topic_ends_the_command(helsinki):
@@ -385,18 +352,14 @@ def test_a_broker_that_refuses_the_topic_ends_the_command(helsinki):
 
 async def test_a_malformed_topic_is_refused_alone_and_a_silence_before_it_is_said_once(monkeypatch):
     monkeypatch.setattr(mqtt, "SILENT_SECONDS", 0.01)
-    sink, stopping, spoken = Kept(), asyncio.Event(), threading.Event()
-    timeless = published(tst=None, tsi=None).payload
+    spoken, timeless = threading.Event(), published(tst=None, tsi=None).payload
     topics = (b"/hfp/\xff\xfe", b"/hfp/+/x", b"/hfp/#", TOPIC.encode())
     packets = b"".join(publish(topic, timeless) for topic in topics)
     with capture_logs() as logs, scripted(b"\x00", packets, spoken) as address:
-        following = Following(reader(), Broker(address, ("/hfp/#",)), sink, stopping)
-        running = asyncio.create_task(following.run())
-        await until_true(lambda: bool(logs))
-        spoken.set()
-        await until_true(lambda: bool(sink.users))
-        stopping.set()
-        await running
+        async with followed(address) as (following, sink):
+            await until_true(lambda: bool(logs))
+            spoken.set()
+            await until_true(lambda: bool(sink.values))
     assert dict(following.refused) == {"topic-unreadable": 3}
     assert sink.users == ["55:1216"]
     assert sink.ages[0] >= 0.15, "its time is that of the arrival, before messages are gathered for 0.2 s"

@@ -1,6 +1,7 @@
 """The streets of the simulated city are the roads on which its vehicles drive, by the names that its stops have."""
 
 import json
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -28,17 +29,11 @@ def in_metres(lat: np.ndarray, lng: np.ndarray) -> np.ndarray:
 
 def roads_of(seed: int = 1) -> dict[str, shapely.Geometry]:
     """The roads by name, in metres."""
-    shapes = [
-        (feature["properties"]["name"], np.array(feature["geometry"]["coordinates"]))
-        for feature in streets(DOMAIN, seed)["features"]
-    ]
-    names = {name for name, _ in shapes}
-    return {
-        name: shapely.union_all(
-            [shapely.LineString(in_metres(at[:, 1], at[:, 0])) for own, at in shapes if own == name]
-        )
-        for name in names
-    }
+    lines = defaultdict(list)
+    for feature in streets(DOMAIN, seed)["features"]:
+        at = np.array(feature["geometry"]["coordinates"])
+        lines[feature["properties"]["name"]].append(shapely.LineString(in_metres(at[:, 1], at[:, 0])))
+    return {name: shapely.union_all(own) for name, own in lines.items()}
 
 
 def test_every_vehicle_drives_on_a_road_of_the_map():

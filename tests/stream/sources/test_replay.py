@@ -3,27 +3,23 @@ vehicles push by HTTP reach Kafka before they are acknowledged; what a sender ma
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 import numpy as np
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.local import LOOPBACK, REPO_ROOT, free_port
-from stream.sources.delivery import DeliveryError, KafkaSender, Pacer, Progress, deliver
+from stream.sources.delivery import KafkaSender, Pacer, Progress, deliver
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.pushed import (
@@ -31,36 +27,23 @@ from stream.sources.pushed import (
     MOST_EVENTS,
     MOST_WAITING_BYTES,
     PushAllowance,
-    PushError,
     PushIntake,
     application,
-    read_body,
     serve_push,
 )
 from stream.sources.recording import Replay
 from tests.stream.sources.recordings import feed, gathered
 from tests.support import hourly
 from tests.support.builders import bus_config, riders_config
-from tests.support.environment import write_secret
+from tests.support.environment import environment, write_secret
 from tests.support.feeding import create_topic
 from tests.support.topics_reader import PARTITIONS, stored
 
 
 @pytest.fixture
-async def topics(kafka: str, topic_name: str) -> AsyncIterator[list[str]]:
-    """Two empty topics."""
-    names = [topic_name, f"{topic_name}-second"]
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    await admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names])
-    yield names
-    await admin.delete_topics(names)
-    await admin.close()
-
-
-@pytest.fixture
-def topic(topics: list[str]) -> str:
-    return topics[0]
+async def topic(kafka: str, topic_name: str) -> str:
+    await create_topic(kafka, topic_name, PARTITIONS)
+    return topic_name
 
 
 async def send(kafka: str, topic: str, blocks: object, pacer: Pacer, **options: object) -> Progress:
@@ -75,20 +58,14 @@ def synthetic(due: np.ndarray) -> list[Messages]:
 
 
 @pytest.mark.nightly
-async def test_the_recorded_day_reaches_the_topic_whole_and_in_order_per_vehicle(kafka, topics, shared_data):
-    path = shared_data / "capmetro" / "2017-03-21.csv.gz"
-    for order, topic in zip(("time", "file"), topics, strict=True):
-        await check_that_a_day_arrives(kafka, topic, path, order)
-
-
-async def check_that_a_day_arrives(kafka: str, topic: str, path: Path, order: str) -> None:
-    expected = defaultdict(list)
-    messages = gathered(Replay(path, "capmetro", feed(), order=order))  # type: ignore[arg-type]
+@pytest.mark.parametrize("order", ["time", "file"])
+async def test_the_recorded_day_reaches_the_topic_whole_and_in_order_per_vehicle(order, kafka, topic, shared_data):
+    path, expected, got = shared_data / "capmetro" / "2017-03-21.csv.gz", defaultdict(list), defaultdict(list)
+    messages = gathered(Replay(path, "capmetro", feed(), order=order))
     for key, value in zip(messages.keys, messages.values, strict=True):
         expected[key].append(value)
-    progress = await send(kafka, topic, Replay(path, "capmetro", feed(), order=order), Pacer(None))  # type: ignore[arg-type]
+    progress = await send(kafka, topic, Replay(path, "capmetro", feed(), order=order), Pacer(None))
     assert (progress.sent, progress.unread) == (45_386, 0)
-    got = defaultdict(list)
     home = {}
     for index, partition in enumerate(await stored(kafka, topic)):
         assert partition, "vehicles spread over all partitions"
@@ -155,76 +132,60 @@ async def test_a_stop_keeps_what_was_sent(kafka, topic):
     assert sum(map(len, await stored(kafka, topic))) == progress.sent
 
 
-async def test_a_missing_broker_is_a_delivery_error_in_words():
-    with pytest.raises(DeliveryError, match="start the broker"):
-        await send("127.0.0.1:1", "nothing", [], Pacer(None))
-
-
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_pace_that_is_no_pace_is_refused(speed):
     with pytest.raises(ValueError, match="positive"):
         Pacer(speed)
 
 
-async def test_the_replay_command_sends_and_tells(kafka, topic, tmp_path, monkeypatch):
+@pytest.fixture
+def sending(kafka: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The topic to which commands send."""
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic)
-    monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # the recording is over
-    path = tmp_path / "x.ndjson"
+    monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # what is sent is of other years
+    return topic
+
+
+def test_the_replay_command_sends_and_tells(kafka, sending, tmp_path, monkeypatch):
+    path, options = tmp_path / "x.ndjson", ["--config", str(hourly.BUS), "--json"]
     row = {"user": "a", "time": "2024-03-18T12:00:00Z", "lat": 30.3, "lng": -97.7, "speed": 12.5}
     path.write_text(json.dumps(row) + "\n{}\n")
-    command = ["replay", str(path), "--config", str(hourly.BUS), "--json"]
-    result = await asyncio.to_thread(lambda: _in_process(command))
-    assert result.returncode == 0, result.stderr
+    result = CliRunner().invoke(app, ["replay", str(path), *options])
+    assert result.exit_code == 0, result.stderr
     summary = json.loads(result.stdout)
     assert (summary["events"], summary["unread"], summary["interrupted"]) == (2, 1, False)
     assert (summary["first"], summary["last"]) == ("2024-03-18T12:00:00Z", "2024-03-18T12:00:00Z")
-    assert sum(map(len, await stored(kafka, topic))) == 2
-    absent = CliRunner().invoke(app, [*command[:1], str(tmp_path / "no.csv"), *command[2:]])
+    assert sum(map(len, asyncio.run(stored(kafka, sending)))) == 2
+    absent = CliRunner().invoke(app, ["replay", str(tmp_path / "no.csv"), *options])
     assert (absent.exit_code, "No such file" in absent.stderr) == (2, True)
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:1")
-    assert (await asyncio.to_thread(lambda: _in_process(command))).returncode == 3
+    away = CliRunner().invoke(app, ["replay", str(path), *options])
+    assert (away.exit_code, "start the broker" in away.stderr) == (3, True)
 
 
-async def test_ctrl_c_ends_the_simulator_cleanly_with_a_summary(kafka, topic, repo_root, monkeypatch):
-    monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
-    monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic)
-    monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # the simulated day is over
-    command = ["simulate", "--config", str(hourly.BUS), "--vehicles", "50", "--json"]
+async def test_ctrl_c_ends_the_simulator_cleanly_with_a_summary(hexveil, kafka, sending):
+    command = [*hexveil, "simulate", "--config", str(hourly.BUS), "--vehicles", "50", "--json"]
     command += ["--start", "2024-03-18T12:00:00Z", "--pace", "600"]
-    process = subprocess.Popen(_launch(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 90
-    while not sum(map(len, await stored(kafka, topic))):
-        assert time.monotonic() < deadline, "the simulator sent nothing"
-        await asyncio.sleep(0.5)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=REPO_ROOT, env=environment({}), stdout=pipe, stderr=pipe, text=True)
+    async with asyncio.timeout(90):
+        while not sum(map(len, await stored(kafka, sending))):
+            await asyncio.sleep(0.5)
     process.send_signal(signal.SIGINT)
     out, err = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 0, err
     summary = json.loads(out)
     assert summary["interrupted"]
-    assert sum(map(len, await stored(kafka, topic))) == summary["events"] > 0
-
-
-def _launch(command: list[str]) -> list[str]:
-    return [sys.executable, "-m", "stream", *command]
-
-
-def _in_process(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_launch(command), capture_output=True, text=True, timeout=60, env=os.environ, check=False)
+    assert sum(map(len, await stored(kafka, sending))) == summary["events"] > 0
 
 
 @pytest.mark.parametrize("command", ["simulate --once", "replay day.ndjson"])
 def test_a_topic_that_is_missing_is_told_in_one_line_with_the_remedy(hexveil, kafka, topic_name, tmp_path, command):
     (tmp_path / "day.ndjson").write_text('{"user":"a","time":1490097600000,"lat":30.25,"lng":-97.7,"speed":20}\n')
-    done = subprocess.run(
-        [*hexveil, *command.split(), "--config", str(hourly.BUS)],
-        cwd=tmp_path,
-        env=os.environ
-        | {"PYTHONPATH": str(REPO_ROOT), "HEXVEIL_KAFKA__BOOTSTRAP": kafka, "HEXVEIL_FEED__TOPIC": topic_name}
-        | {"HEXVEIL_WINDOW__LATENESS": "event-time"},  # the recording is of 2017
-        capture_output=True,
-        text=True,
-    )
+    settings = {"kafka.bootstrap": kafka, "feed.topic": topic_name, "window.lateness": "event-time"}
+    command = [*hexveil, *command.split(), "--config", str(hourly.BUS)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(settings), capture_output=True, text=True)
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
     assert topic_name in line
@@ -240,7 +201,7 @@ def event(vehicle: str, **changes: object) -> dict[str, object]:
 
 
 def lines(*events: dict[str, object]) -> bytes:
-    return b"\n".join(json.dumps(entry).encode() for entry in events)
+    return b"\r\n\n".join(json.dumps(entry).encode() for entry in events)
 
 
 @asynccontextmanager
@@ -303,11 +264,11 @@ async def test_a_sender_without_the_token_or_beyond_a_bound_is_refused_with_the_
     async with receiving(config, rate=100.0) as url, aiohttp.ClientSession() as session:
         for wrong in ("", "Bearer", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer \u00fc"):
             assert (await post(session, url, lines(event("a")), Authorization=wrong))[0] == 401
-        assert (await post(session, url, b"[1, 2"))[0] == 400
-        assert (await post(session, url, b"[" * 20_000))[0] == 400
-        assert (await post(session, url, b"\xff"))[0] == 400
-        assert (await post(session, url, b""))[0] == 400
-        assert (await post(session, url, b"[1]"))[1]["refused"] == [{"event": 0, "reason": "missing-field"}]
+        for wrong in (b"[1, 2", b"[" * 20_000, b"\xff", b"", b"[]"):
+            assert (await post(session, url, wrong))[0] == 400
+        assert [entry["reason"] for entry in (await post(session, url, b"[1, null, []]"))[1]["refused"]] == [
+            "missing-field"
+        ] * 3
         assert (await post(session, url, bytes(MOST_BYTES + 1)))[0] == 413
         assert (await post(session, url, b"1\n" * (MOST_EVENTS + 1)))[0] == 413
         assert (await post(session, url, lines(event("a")), **{"Content-Encoding": "gzip"}))[0] == 415
@@ -369,34 +330,13 @@ def test_the_allowance_fills_at_its_rate_and_no_further():
     assert bucket.take(MOST_EVENTS + 1) > 0
 
 
-READ: dict[str, tuple[bytes, int]] = {
-    "an object": (b'{"a": 1}', 1),
-    "lines": (b'{"a": 1}\r\n\n{"a": 2}\n', 2),
-    "an array": (b' [{"a": 1}, {"a": "\xc3\xa9"}]', 2),
-}
-
-
-@pytest.mark.parametrize("name", READ)
-def test_objects_lines_and_arrays_are_read(name):
-    body, count = READ[name]
-    assert len(read_body(body)) == count
-
-
-WEAK = {"absent": None, "short": "secret", "two lines": "0123456789abcdef\n0123456789abcdef"}
-
-
-@pytest.mark.parametrize("name", WEAK)
-def test_a_weak_or_missing_token_is_refused_and_not_shown(name, tmp_path):
-    token = WEAK[name]
+@pytest.mark.parametrize(
+    "token", [None, "secret", "0123456789abcdef\n0123456789abcdef"], ids=["absent", "short", "two lines"]
+)
+def test_a_weak_or_missing_token_is_refused_and_not_shown(token, tmp_path):
     if token is not None:
         write_secret(tmp_path / "token", token)
     done = CliRunner().invoke(app, ["push", "--token-file", str(tmp_path / "token")])
     assert done.exit_code == 2
     assert "--token-file" in done.stderr
     assert "0123456789abcdef" not in done.stderr
-
-
-def test_an_array_of_no_objects_is_no_error_of_the_reader():
-    assert read_body(b"[null, [], 3]") == [b"null", b"[]", b"3"]
-    with pytest.raises(PushError, match="no event"):
-        read_body(b"[]")

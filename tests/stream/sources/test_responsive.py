@@ -9,7 +9,6 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -31,38 +30,25 @@ from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import IN_FUTURE, Decode, Snapshot, SnapshotError
 from stream.sources.timestamps import RefusalWatch
 from stream.sources.vehicle_positions import decode_snapshot
-from stream.windows import Slotting
-from tests.stream.sources.agency import DELHI, FEED, HOURS, START, Agency, answer, fleet, reader, snapshot_bytes
+from tests.stream.sources.agency import (
+    DELHI,
+    FEED,
+    HOURS,
+    START,
+    Agency,
+    Kept,
+    answer,
+    feed_message,
+    fleet,
+    reader,
+    snapshot_bytes,
+)
 from tests.support import hourly
 from tests.support.builders import bus_config, bus_fleet_file, riders_config
 
 BUS = str(hourly.BUS)
 PATIENCE_S = 30.0
 """How long a decoder waits for the loop before the test fails; it never waits for so long if the loop goes on."""
-
-
-class Kept:
-    """A sink and a sender that keep what they take."""
-
-    def __init__(self) -> None:
-        self.values: list[bytes] = []
-
-    async def __aenter__(self) -> Kept:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-    async def take(self, messages: Messages) -> None:
-        self.values += messages.values
-
-    send = take
-
-    async def flush(self) -> None:
-        pass
-
-    async def confirm(self) -> None:
-        pass
 
 
 def waiting_for(turned: threading.Event) -> Decode:
@@ -88,7 +74,7 @@ def slow_reader(turned: threading.Event) -> SnapshotEvents:
         def decoder(self, feed: FeedConfig) -> Decode:
             return waiting_for(turned)
 
-    return Slow(FEED, Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone))
+    return Slow(FEED, HOURS)
 
 
 def test_timers_fire_while_an_answer_is_decoded_and_its_events_arrive():
@@ -191,13 +177,9 @@ EVERY_S = 15
 
 def document(step: int, change: Callable[[gtfs_realtime_pb2.FeedEntity], None], vehicles: int = 20) -> bytes:
     """A snapshot of so many vehicles, each of which ``change`` may spoil."""
-    message = gtfs_realtime_pb2.FeedMessage()
-    message.header.gtfs_realtime_version, message.header.timestamp = "2.0", START + EVERY_S * step
-    for number in range(vehicles):
-        entity = message.entity.add(id=str(number))
-        entity.vehicle.vehicle.id, entity.vehicle.timestamp = f"bus-{number}", START + EVERY_S * step
-        entity.vehicle.position.latitude, entity.vehicle.position.longitude = 28.6, 77.2
-        entity.vehicle.position.speed = 5.0
+    seconds = START + EVERY_S * step
+    message = feed_message([(f"bus-{n}", seconds, 28.6, 77.2, 5.0) for n in range(vehicles)], seconds)
+    for entity in message.entity:
         change(entity)
     body: bytes = message.SerializeToString()
     return body
@@ -218,10 +200,6 @@ def at_the_origin(entity: gtfs_realtime_pb2.FeedEntity) -> None:
 def trip_update(entity: gtfs_realtime_pb2.FeedEntity) -> None:
     entity.ClearField("vehicle")
     entity.trip_update.trip.trip_id = "7"
-
-
-def as_they_are(entity: gtfs_realtime_pb2.FeedEntity) -> None:
-    pass
 
 
 def said(change: Callable[[gtfs_realtime_pb2.FeedEntity], None], seconds: int, vehicles: int = 20) -> list[str]:
@@ -251,32 +229,21 @@ def test_a_feed_that_gives_no_event_is_said_within_a_minute_with_the_remedy(chan
 
 
 def test_it_is_said_again_after_five_minutes_and_not_before():
-    assert len(said(in_milliseconds, 290)) == 1
-    assert len(said(in_milliseconds, 900)) == 3
+    assert [len(said(in_milliseconds, seconds)) for seconds in (290, 900)] == [1, 3]
 
 
-def test_a_sound_feed_and_one_with_trip_updates_beside_its_vehicles_are_no_trouble():
-    def mixed(entity: gtfs_realtime_pb2.FeedEntity) -> None:
-        if int(entity.id) % 4:
-            trip_update(entity)
-
-    assert said(as_they_are, 600) == []
-    assert said(mixed, 600) == []
-
-
-def test_a_feed_that_only_deletes_for_a_while_is_no_trouble():
-    def deleted(entity: gtfs_realtime_pb2.FeedEntity) -> None:
-        entity.is_deleted = True
-
-    assert said(deleted, 600) == []
-
-
-def test_a_few_vehicles_that_are_refused_beside_sound_ones_are_no_trouble():
-    def every_third_at_the_origin(entity: gtfs_realtime_pb2.FeedEntity) -> None:
-        if int(entity.id) % 3 == 0:
-            at_the_origin(entity)
-
-    assert said(every_third_at_the_origin, 600) == []
+@pytest.mark.parametrize(
+    ("change", "concerned"),
+    [
+        (trip_update, (1, 2, 3)),
+        (at_the_origin, (0,)),
+        (lambda entity: setattr(entity, "is_deleted", True), (0, 1, 2, 3)),
+        (lambda entity: None, ()),
+    ],
+    ids=["trip updates beside vehicles", "some refused", "all deleted", "sound"],
+)
+def test_some_that_are_refused_or_anything_else_than_refused_vehicles_is_no_trouble(change, concerned):
+    assert said(lambda entity: change(entity) if int(entity.id) % 4 in concerned else None, 600) == []
 
 
 def test_messages_of_a_broker_are_judged_together():

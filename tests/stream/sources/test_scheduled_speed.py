@@ -67,25 +67,20 @@ def test_a_cell_with_a_fast_and_a_slow_service_has_their_distance_by_their_time_
     assert made.metres.sum() / made.seconds.sum() == pytest.approx(2 * METRES / 660, rel=1e-6)
 
 
-def test_standing_at_a_stop_is_time_of_its_cell_but_not_before_the_trip_or_after_it(tmp_path):
-    made = speeds(tmp_path, schedule("6:00:00 7:00:00,7:02:00 7:05:00,7:07:00 9:00:00"))
-    assert made.seconds[:, 1].sum() == pytest.approx(420)
-    middle = made.cells.index(h3.latlng_to_cell(LAT + STEP, LNG, 8))
-    assert made.seconds[middle, 1, 7] > 180
-
-
-@pytest.mark.parametrize("after", ["7:15:00", "7:15:01"], ids=["in-the-minute-of-departure", "a-second-later"])
-def test_a_stay_belongs_to_its_stop_also_if_the_next_stop_has_the_minute_of_departure(tmp_path, after):
-    made = speeds(tmp_path, schedule(f"7:00:00,7:05:00 7:15:00,{after},7:20:00"), resolution=9)
-    at_stop = made.cells.index(h3.latlng_to_cell(LAT + STEP, LNG, 9))
-    assert made.seconds[:, 1].sum() == pytest.approx(1200)
-    assert made.seconds[at_stop, 1, 7] > 600
-
-
-def test_a_stay_at_the_first_of_several_stops_of_one_minute_is_not_lost(tmp_path):
-    made = speeds(tmp_path, schedule("7:00:00,7:00:00 7:06:00,7:10:00"), resolution=9)
-    assert made.seconds[made.cells.index(h3.latlng_to_cell(LAT + STEP, LNG, 9)), 1, 7] > 360
-    assert made.seconds[:, 1].sum() == pytest.approx(600)
+@pytest.mark.parametrize(
+    ("times", "in_all", "standing"),
+    [
+        ("6:00:00 7:00:00,7:02:00 7:05:00,7:07:00 9:00:00", 420, 180),
+        ("7:00:00,7:05:00 7:15:00,7:15:00,7:20:00", 1200, 600),
+        ("7:00:00,7:05:00 7:15:00,7:15:01,7:20:00", 1200, 600),
+        ("7:00:00,7:00:00 7:06:00,7:10:00", 600, 360),
+    ],
+    ids=["also-before-and-after-the-trip", "of-minutes", "a-second-later", "of-the-first-minute"],
+)
+def test_standing_at_a_stop_is_time_of_its_cell_but_not_before_the_trip_or_after_it(tmp_path, times, in_all, standing):
+    made = speeds(tmp_path, schedule(times), resolution=9)
+    assert made.seconds[:, 1].sum() == pytest.approx(in_all)
+    assert made.seconds[made.cells.index(h3.latlng_to_cell(LAT + STEP, LNG, 9)), 1, 7] > standing
 
 
 def test_a_stay_counts_in_the_hour_of_its_middle(tmp_path):
@@ -192,28 +187,13 @@ def test_of_a_mode_alone_the_scheduled_speeds_lines_and_cells_are_those_of_a_tim
 
 
 def test_a_route_has_the_mode_of_its_type_and_an_unknown_one_is_other():
-    for route_type, mode in [
-        ("0", "tram"),
-        ("1", "metro"),
-        ("3", "bus"),
-        ("7", "lift"),
-        ("11", "trolleybus"),
-        ("12", "metro"),
-        ("109", "rail"),
-        ("200", "coach"),
-        ("405", "metro"),
-        ("702", "bus"),
-        ("800", "trolleybus"),
-        ("906", "tram"),
-        ("1000", "ferry"),
-        ("1702", "other"),
-        ("8", "other"),
-        ("", "other"),
-        ("-1", "other"),
-        ("٣", "other"),
-        ("99999999999", "other"),
-    ]:
+    of_type = (
+        "0 tram, 1 metro, 3 bus, 7 lift, 11 trolleybus, 12 metro, 109 rail, 200 coach, 405 metro, 702 bus, "
+        "800 trolleybus, 906 tram, 1000 ferry, 1702 other, 8 other, -1 other, ٣ other, 99999999999 other"
+    )
+    for route_type, mode in (pair.split() for pair in of_type.split(", ")):
         assert mode_of(route_type) == mode
+    assert mode_of("") == "other"
 
 
 def test_frequencies_that_would_make_endless_trips_are_refused_before_they_cost_much(tmp_path):
@@ -245,9 +225,7 @@ def test_stops_of_a_loop_that_is_driven_twice_lie_along_it_in_their_order():
     square = [(0, 0), (0, 1), (1, 1), (1, 0)] * 2 + [(0, 0)]
     line = line_of(LAT + np.array(square, dtype=np.float64) * STEP + [0, LNG - LAT])
     assert line is not None
-    stops = line.points[[0, 2, 4, 6, 8]]
-    at = positions(line, stops)
-    assert at == pytest.approx(line.along[[0, 2, 4, 6, 8]])
+    assert positions(line, line.points[::2]) == pytest.approx(line.along[::2])
 
 
 def test_a_trip_around_the_world_is_refused_before_it_costs_much_and_takes_no_other_along(tmp_path):

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,10 @@ from stream.diagnosis.refusals import Refusals
 from stream.sources.lines import RecordingError
 from stream.sources.recording import Replay
 from stream.storage.row_store import ROW
+from tests.stream.sources.recordings import feed as feed_of
 from tests.support.builders import SLOT
 from tests.support.feeding import make_config
 
-AUSTIN = {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2}
 N = 400
 ZONE = "America/Chicago"
 MOMENTS = [datetime.fromtimestamp(SLOT + 15 * n, UTC) + timedelta(microseconds=250_000 * (n % 4)) for n in range(N)]
@@ -49,15 +48,7 @@ def columns(times: Any = None, **changes: Any) -> dict[str, Any]:
 
 
 def declared(unit: str = "km/h", **changes: Any) -> FeedConfig:
-    return FeedConfig(
-        name="bus",
-        topic="bus",
-        timezone=ZONE,
-        domain=AUSTIN,
-        format="declared",
-        speed_unit=unit,
-        fields=FeedFields(**(FIELDS | changes)),
-    )
+    return feed_of(format="declared", speed_unit=unit, fields=FeedFields(**(FIELDS | changes)))
 
 
 def read_day(path: Path, feed: FeedConfig, tmp_path: Path) -> tuple[np.ndarray, Refusals]:
@@ -154,11 +145,14 @@ def test_the_text_of_one_row_does_not_decide_whether_another_row_is_read(last, t
         assert len(rows) == SOUND + (last != "junk")
 
 
+ANY_LENGTH = [[-97.7, 30.25], [], None, [-97.7], [-97.7, None], [-97.6, 30.5, 12.0]]
+
+
 @pytest.mark.parametrize(
     ("kind", "lists"),
     [
-        (pa.list_(pa.float64()), [[-97.7, 30.25], [], None, [-97.7], [-97.7, None], [-97.6, 30.5, 12.0]]),
-        (pa.large_list(pa.float64()), [[-97.7, 30.25], [], None, [-97.7], [-97.7, None], [-97.6, 30.5, 12.0]]),
+        (pa.list_(pa.float64()), ANY_LENGTH),
+        (pa.large_list(pa.float64()), ANY_LENGTH),
         (pa.list_(pa.float64(), 2), [[-97.7, 30.25], None, [-97.7, None], [-97.6, 30.5]]),
         (pa.list_(pa.float64(), 1), [[-97.7], None]),
         (pa.null(), [None, None]),
@@ -200,12 +194,9 @@ def test_nested_columns_are_found_by_their_path_and_sent_as_the_feed_has_them(tm
 
 def test_a_canonical_feed_gets_parquet_in_its_own_unit(tmp_path):
     canonical = declared("mph").model_copy(update={"format": "canonical", "fields": None})
-    table = columns(EPOCH_US, v=[10.0] * N)
     names = {"vehicle": "vehicle_id", "seen": "timestamp", "y": "latitude", "x": "longitude", "v": "speed"}
-    path = write(
-        tmp_path / "day.parquet",
-        **{new: table[old] for old, new in names.items()} | {"timestamp": pa.array(MOMENTS, pa.timestamp("ms", "UTC"))},
-    )
+    table = columns(pa.array(MOMENTS, pa.timestamp("ms", "UTC")), v=[10.0] * N)
+    path = write(tmp_path / "day.parquet", **{new: table[old] for old, new in names.items()})
     first = next(iter(Replay(path, "capmetro", canonical)))
     assert json.loads(first.values[0])["speed"] == pytest.approx(10 * 3.6 / 1.609344, abs=1e-6)
 
@@ -284,26 +275,18 @@ def test_events_of_a_pipe_come_as_they_are_written_and_silence_is_an_empty_block
         "import sys; from pathlib import Path; from stream.sources.lines import Lines\n"
         "for lines in Lines(Path('-')): print(len(lines), flush=True)"
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    for burst in (3, 2):
-        child.stdin.write(b"{}\n" * burst)
-        child.stdin.flush()
-        counts = _until(iter(child.stdout.readline, b""), burst)
-        assert counts[-1] == burst
-        time.sleep(0.2)
-    child.stdin.close()
-    rest = [int(line) for line in child.stdout]
-    assert 0 in rest
-    assert sum(rest) == 0
-    assert child.wait(60) == 0
-
-
-def _until(lines: Iterator[bytes], total: int) -> list[int]:
-    counts: list[int] = []
-    while sum(counts) < total:
-        counts.append(int(next(lines)))
-    return counts
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, env=os.environ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        for burst in (3, 2):
+            child.stdin.write(b"{}\n" * burst)
+            child.stdin.flush()
+            came = 0
+            while came < burst:
+                came += int(child.stdout.readline())
+            assert came == burst
+            time.sleep(0.2)
+        child.stdin.close()
+        assert {int(line) for line in child.stdout} == {0}
+    assert child.returncode == 0

@@ -2,9 +2,8 @@
 Snapshots of three buses that drive north at 13.3 km/h, some of whose clocks are ahead."""
 
 import json
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,8 +13,15 @@ from stream.sources.siri import SiriVehicleMonitoring
 from stream.sources.snapshots import Snapshot
 from stream.sources.timestamps import Judged, TimestampWatch
 from stream.sources.vehicle_positions import GtfsRealtime, decode_snapshot
-from stream.windows import Slotting
-from tests.stream.sources.agency import FEED, START, Vehicle, reader, snapshot_bytes
+from tests.stream.sources.agency import (
+    FEED,
+    HOURS,
+    START,
+    Vehicle,
+    reader,
+    siri_bytes,
+    snapshot_bytes,
+)
 
 EVERY_S, NORTH = 15, 0.0005
 """Seconds and degrees between two snapshots: 55.6 m, 13.3 km/h."""
@@ -54,7 +60,7 @@ def live(source: GtfsRealtime, body: Callable[[int], bytes], steps: range) -> li
     return answers
 
 
-@pytest.mark.parametrize("ahead", [12, 60, 240, 299, 1500, 3000, 3590, 86_400])
+@pytest.mark.parametrize("ahead", [12, 60, 240, 299, 1500, 3000, 3590, 86_400, 315_360_000])
 @pytest.mark.parametrize("names", ["abc", "b"])
 def test_after_one_snapshot_ahead_each_vehicle_gives_an_event_with_the_right_speed_in_every_later_one(ahead, names):
     source = reader()
@@ -80,23 +86,15 @@ def test_a_vehicle_without_a_timestamp_has_the_arrival_if_the_header_is_too_far_
         assert json.loads(value)["time"] == (START + seconds) * 1000
 
 
-def test_an_old_document_that_comes_late_gives_no_event_and_changes_no_later_one():
+def test_an_old_document_that_comes_late_gives_no_event_and_a_clock_ahead_by_a_constant_is_right():
     """Each third answer is that of two before, as a second server with an old document gives it."""
     source = reader()
     mixed = live(source, lambda step: body_at(step - 2 if step % 3 == 2 else step, {}), range(30))
     assert [len(events) for events in mixed[3:]] == [3, 3, 0] * 9
-    assert all(event["speed"] == KMH for events in mixed for event in events)
     assert (source.tally.set_back, source.tally.earlier) == (0, 30)
-
-
-def siri(seconds: int) -> bytes:
-    moment = datetime.fromtimestamp(seconds, UTC).isoformat()
-    return (
-        f"<Siri><ServiceDelivery><ResponseTimestamp>{moment}</ResponseTimestamp><VehicleMonitoringDelivery><VehicleActivity>"
-        f"<RecordedAtTime>{moment}</RecordedAtTime><MonitoredVehicleJourney><VehicleRef>7</VehicleRef><Velocity>20</Velocity>"
-        "<VehicleLocation><Longitude>77.2</Longitude><Latitude>28.6</Latitude></VehicleLocation></MonitoredVehicleJourney>"
-        "</VehicleActivity></VehicleMonitoringDelivery></ServiceDelivery></Siri>"
-    ).encode()
+    ahead = live(reader(), lambda step: body_at(step, dict.fromkeys("abc", 200), 200), range(30))
+    assert [len(events) for events in ahead] == [0] + [3] * 29
+    assert all(event["speed"] == KMH for events in mixed + ahead for event in events)
 
 
 def hfp(seconds: int) -> Publication:
@@ -106,13 +104,13 @@ def hfp(seconds: int) -> Publication:
 
 @pytest.mark.parametrize(("ahead", "refused"), [(240, 0), (3000, 1)])
 def test_a_clock_that_was_ahead_silences_no_vehicle_of_siri_vm_or_hfp(ahead, refused):
-    hours = Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone)
-    documents, messages = SiriVehicleMonitoring(FEED, hours), HighFrequencyPositions(FEED, hours)
+    documents, messages = SiriVehicleMonitoring(FEED, HOURS), HighFrequencyPositions(FEED, HOURS)
     for step in range(10):
         arrival = START + EVERY_S * step
         seconds = arrival + (ahead if step == 4 else 0)
         wanted = 1 - refused if step == 4 else 1
-        assert len(documents.events(siri(seconds), arrival * 1_000_000).values) == wanted
+        document = siri_bytes([("7", seconds, 28.6, 77.2, 20)], seconds)
+        assert len(documents.events(document, arrival * 1_000_000).values) == wanted
         assert len(messages.of([hfp(seconds)], arrival * 1_000_000).values) == wanted
     for source in (documents, messages):
         assert source.tally.refused.get("time-in-future", 0) == refused
@@ -126,12 +124,6 @@ def stored(bodies: Sequence[bytes]) -> list[Snapshot]:
     return [decode_snapshot(body) for body in bodies]
 
 
-def write(folder: Path, bodies: Sequence[bytes]) -> None:
-    folder.mkdir()
-    for step, body in enumerate(bodies):
-        (folder / f"{step:03}.pb").write_bytes(body)
-
-
 def test_after_several_stored_snapshots_far_ahead_the_next_ones_give_events_with_the_right_speeds():
     source, body = reader(), skewed_at(range(4, 8), 3000)
     answers = [source.of_document(snapshot) for snapshot in stored([body(step) for step in range(40)])]
@@ -141,25 +133,33 @@ def test_after_several_stored_snapshots_far_ahead_the_next_ones_give_events_with
 
 def test_two_old_stored_documents_in_a_row_change_no_speed_of_later_ones():
     """They look like a clock that was set back; what is sent again has the same user and time, and counts once."""
-    steps = [*range(20), 12, 13, *range(20, 40)]
-    source, alone = reader(), reader()
-    answers = [source.of_document(snapshot) for snapshot in stored([body_at(step, {}) for step in steps])]
-    whole = [alone.of_document(snapshot) for snapshot in stored([body_at(step, {}) for step in range(40)])]
-    sent = {(json.loads(value)["user"], json.loads(value)["time"]) for messages in answers for value in messages.values}
-    wanted = {(json.loads(value)["user"], json.loads(value)["time"]) for messages in whole for value in messages.values}
-    assert sent == wanted
-    assert all(json.loads(value)["speed"] == KMH for messages in answers for value in messages.values)
+
+    def sent(steps: Sequence[int]) -> list[dict[str, object]]:
+        source = reader()
+        answers = [source.of_document(snapshot) for snapshot in stored([body_at(step, {}) for step in steps])]
+        return [json.loads(value) for messages in answers for value in messages.values]
+
+    mixed, whole = sent([*range(20), 12, 13, *range(20, 40)]), sent(range(40))
+    assert {(event["user"], event["time"]) for event in mixed} == {(event["user"], event["time"]) for event in whole}
+    assert all(event["speed"] == KMH for event in mixed)
 
 
 # --- what is said ---
 
 
-def test_most_vehicles_with_an_earlier_timestamp_are_said_once_in_five_minutes_and_counted():
+def said(
+    steps: Sequence[int], body: Callable[[int], bytes], behind: float = 0
+) -> tuple[list[MutableMapping[str, Any]], GtfsRealtime]:
+    """What is logged of answers that arrive so many seconds ``behind`` their time, and who read them."""
     source = reader("reported")
-    source.events(body_at(100, {}), (START + 1500) * 1_000_000)
     with capture_logs() as logs:
-        for step in range(41):
-            source.events(body_at(step, {}), (START + 1500 + EVERY_S * step) * 1_000_000)
+        for step in steps:
+            source.events(body(step), round(START + behind + EVERY_S * step) * 1_000_000)
+    return logs, source
+
+
+def test_most_vehicles_with_an_earlier_timestamp_are_said_once_in_five_minutes_and_counted():
+    logs, source = said(range(100, 142), lambda step: body_at(100 if step == 100 else step - 101, {}))
     assert [(log["log_level"], log["documents"], log["vehicles"]) for log in logs] == [
         ("warning", 1, 3),
         ("warning", 20, 3),
@@ -169,54 +169,27 @@ def test_most_vehicles_with_an_earlier_timestamp_are_said_once_in_five_minutes_a
     assert (source.tally.earlier, source.tally.repeated) == (123, 123)
 
 
-def test_a_clock_of_this_machine_that_is_behind_is_said_with_the_remedy():
-    source = reader("reported")
-    with capture_logs() as logs:
-        for step in range(3):
-            source.events(body_at(step, {}), (START - 3600 + EVERY_S * step) * 1_000_000)
-    assert [log["event"].split(":")[1].split(",")[0] for log in logs] == [" correct the clock of this machine"]
-    assert source.tally.refused == {"time-in-future": 9}
+@pytest.mark.parametrize("behind", [5.5 * 3600, 1800, 1200, 0, -3600])
+def test_timestamps_behind_or_ahead_by_a_zone_are_said_within_a_minute_and_once(behind):
+    words = "correct the clock of this machine" if behind < 0 else "behind their arrival" if behind > 1200 else ""
+    for steps in (range(5), range(20)):
+        logs, source = said(steps, lambda step: body_at(step, {}), behind)
+        assert [words in log["event"] for log in logs] == [True] * bool(words)
+        assert source.tally.refused == ({"time-in-future": 3 * len(steps)} if behind < 0 else {})
 
 
-@pytest.mark.parametrize(("behind", "said"), [(5.5 * 3600, 1), (1800, 1), (1200, 0), (0, 0)])
-def test_timestamps_that_are_behind_by_a_zone_are_said_within_a_minute_and_once(behind, said):
-    source = reader("reported")
-    with capture_logs() as logs:
-        for step in range(5):
-            source.events(body_at(step, {}), round(START + behind + EVERY_S * step) * 1_000_000)
-        within_a_minute = len(logs)
-        for step in range(5, 20):
-            source.events(body_at(step, {}), round(START + behind + EVERY_S * step) * 1_000_000)
-    assert (within_a_minute, len(logs)) == (said, said)
-    assert all("behind their arrival" in log["event"] for log in logs)
-
-
-def test_a_parked_fleet_whose_last_fixes_are_old_is_no_trouble():
-    source = reader("reported")
-    with capture_logs() as logs:
-        for step in range(1000, 1015):
-            old = [fix for fix in fixes(0, {}) if fix[0] != "a"]
-            body = snapshot_bytes([*old, fixes(step, {})[0]], START + EVERY_S * step)
-            source.events(body, (START + EVERY_S * step) * 1_000_000)
-    assert logs == []
-
-
-def test_vehicles_that_report_less_often_than_the_document_changes_are_no_trouble():
-    source = reader("reported")
-    with capture_logs() as logs:
-        for step in range(100):
-            source.events(
-                snapshot_bytes(fixes(step // 8 * 8, {}), START + EVERY_S * step), (START + EVERY_S * step) * 1_000_000
-            )
-    assert logs == []
-
-
-def test_documents_that_change_while_no_timestamp_advances_are_said_after_five_minutes():
-    source = reader("reported")
-    with capture_logs() as logs:
-        for step in range(30):
-            source.events(snapshot_bytes(fixes(0, {}), START + EVERY_S * step), (START + EVERY_S * step) * 1_000_000)
-    assert ["no vehicle's timestamp has advanced" in log["event"] for log in logs] == [True]
+@pytest.mark.parametrize(
+    ("steps", "shown", "is_said"),
+    [
+        (range(1000, 1015), lambda step: fixes(step, {})[:1] + fixes(0, {})[1:], False),
+        (range(100), lambda step: fixes(step // 8 * 8, {}), False),
+        (range(30), lambda step: fixes(0, {}), True),
+    ],
+    ids=["a parked fleet", "fewer reports than documents", "no timestamp advances"],
+)
+def test_documents_that_change_while_no_timestamp_advances_are_said_after_five_minutes_alone(steps, shown, is_said):
+    logs, _ = said(steps, lambda step: snapshot_bytes(shown(step), START + EVERY_S * step))
+    assert ["no vehicle's timestamp has advanced" in log["event"] for log in logs] == [True] * is_said
 
 
 def test_documents_without_vehicles_or_with_news_are_no_trouble():
@@ -225,10 +198,3 @@ def test_documents_without_vehicles_or_with_news_are_no_trouble():
         at_us = (START + second) * 1_000_000
         assert watch.judged(Judged(fresh=0, behind=0, earlier=0, ahead=0, entries=0), at_us) is None
         assert watch.judged(Judged(fresh=1, behind=0, earlier=4, ahead=0, entries=9), at_us) is None
-
-
-def test_an_agency_whose_clock_is_ahead_by_a_constant_is_read_as_one_whose_clock_is_right():
-    ahead = dict.fromkeys("abc", 200)
-    answers = live(reader(), lambda step: body_at(step, ahead, 200), range(30))
-    assert [len(events) for events in answers] == [0] + [3] * 29
-    assert all(event["speed"] == KMH for events in answers for event in events)

@@ -2,19 +2,15 @@
 Adaptive resolution in the service: sparse hexagons are released through their parents, and nobody is charged twice."""
 
 import json
-import math
-from fractions import Fraction
 
 import h3
 import jsonschema
 import msgspec
 import numpy as np
 import pytest
-from scipy import stats
 
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
-from dpcore.variance import Variance
 from stream.config import Config, ConfigError
 from stream.messages.message import (
     HEXAGON_SPEED,
@@ -25,14 +21,13 @@ from stream.messages.message import (
     rejected_message,
     schema,
 )
-from stream.statistics.columns import DECIMALS, VARIANCE_GRID
+from stream.statistics.columns import DECIMALS
 from stream.statistics.merging import by_planned_cells, widths
-from stream.statistics.plan import Plan, PlanError, counts_digest, decode_plan, encode_plan
+from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.values.cell_means import MECHANISMS
 from stream.statistics.values.cell_statistics import planned_statistics
 from stream.statistics.window_rows import contributions_of
-from stream.storage.row_store import ROW
-from tests.support.builders import SLOT, bus_config, random_rows, riders_config
+from tests.support.builders import SLOT, bus_config, random_rows, riders_config, uneven_rows
 from tests.support.closing import Collected, protocol_of
 from tests.support.releasing import build_messages, draw, planned
 from tests.support.schemas import validate
@@ -42,15 +37,14 @@ from tests.support.stored_rows import store
 class Recorded(Noise):
     """Noise whose every draw is on record: the scales asked for and the integers added."""
 
-    def __init__(self, shrink: int = 1) -> None:
+    def __init__(self) -> None:
         super().__init__(np.random.default_rng(3).bytes)
-        self.shrink = shrink
         self.asked: list[tuple[list[int], list[int]]] = []
         self.added: list[int] = []
 
     def discrete_laplace(self, numerator, denominator=1, size=None):  # type: ignore[no-untyped-def]
-        drawn = super().discrete_laplace(numerator, self.shrink * np.asarray(denominator), size)
-        self.asked.append((np.asarray(numerator).tolist(), (self.shrink * np.asarray(denominator)).tolist()))
+        drawn = super().discrete_laplace(numerator, denominator, size)
+        self.asked.append((np.asarray(numerator).tolist(), np.asarray(denominator).tolist()))
         self.added += drawn.tolist()
         return drawn
 
@@ -72,9 +66,6 @@ def test_the_draw_adds_noise_of_the_planned_scales_to_the_planned_integers_and_n
         integers = statistics[name].integers(kept) + mine
         expected = np.round(integers * statistics[name].unit(kept.counts, 0.01), DECIMALS[name])
         assert columns[name].raw.tolist() == expected.tolist()
-    bug = Recorded(shrink=2)
-    draw(plan, contributions, bug)
-    assert bug.asked != noise.asked, "planted bug: half the scale is seen"
 
 
 def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messages(tmp_path):
@@ -104,29 +95,6 @@ def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path):
     assert marker["digest"] == digest(message.value for message in messages[:-1])
     assert len({message.ce_id for message in messages}) == len(messages)
     assert all(message.timestamp_ms == (SLOT + 3600) * 1000 for message in messages)
-
-
-def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(tmp_path):
-    """n = 60 windows × 6 cells, α = 1e-6; half the width, the planted twin, covers 78 % and is refuted with power
-    0.9999."""
-    config = bus_config(tmp_path)
-    rows = random_rows(3, 400)
-    plan, contributions = planned(config, rows)
-    kept = contributions.retain(plan.retained)
-    n = kept.counts.by_cell(kept.counts.samples)
-    means = kept.cell_sums(plan.caps) / n * 0.01
-    covered = narrow = total = 0
-    for _ in range(60):
-        for truth, message in zip(means, build_messages(plan, contributions, Noise(), None)[0], strict=False):
-            body = json.loads(message.value)
-            low, high = body["mean"]["interval"]
-            covered += low <= truth <= high
-            width = body["mean"]["scale"] * math.log(20) / 2
-            narrow += abs(body["mean"]["raw"] - truth) <= width
-            total += 1
-    assert total == 360
-    assert stats.binomtest(covered, total, 0.95, "less").pvalue > 1e-6
-    assert stats.binomtest(narrow, total, 0.95, "less").pvalue < 1e-6
 
 
 def test_a_value_outside_its_range_is_clamped_and_says_so(tmp_path):
@@ -179,91 +147,10 @@ ALL_KEPT = {"speed.sum_cap": 0.3, "speed.clipping": "none", "speed.suppression":
 """Every sample is retained, and only the caps bound what a user adds to a sum."""
 
 
-def uneven_rows(seed: int, n: int = 1200, users: int = 40) -> np.ndarray:
-    """Rows of a city with a dense middle and a sparse rim: 40 hexagons, half of the rows in two of them."""
-    rng = np.random.default_rng(seed)
-    cells = [h3.str_to_int(cell) for cell in sorted(h3.grid_disk(h3.latlng_to_cell(30.3, -97.7, 7), 4))[:40]]
-    rows = np.zeros(n, dtype=ROW)
-    share = np.r_[0.25, 0.25, np.full(38, 0.5 / 38)]
-    rows["cell"] = rng.choice(np.array(cells, dtype=np.uint64), n, p=share)
-    rows["user"] = rng.integers(1, users + 1, n)
-    rows["time"] = SLOT * 1_000_000 + rng.choice(3_600_000, n, replace=False).astype(np.int64) * 1000
-    rows["value"] = rng.integers(0, 6500, n)
-    return rows
-
-
 def planned_merged(config: Config, rows: np.ndarray) -> tuple[Plan, Contributions, Contributions]:
     """Plan, contributions by hexagon, contributions by cell."""
     plan, contributions = planned(config, rows)
     return plan, contributions, by_planned_cells(plan, contributions)
-
-
-def loss_of(moved: np.ndarray, t: np.ndarray, s: np.ndarray) -> Fraction:
-    """What a user loses whose change moves the integers by ``moved`` under noise of the scales ``t``/``s``."""
-    loss = Fraction(0)
-    for where in zip(*np.nonzero(moved), strict=True):
-        assert t[where] > 0, "a number that moved was released without noise"
-        loss += Fraction(int(moved[where]) * int(s[where]), int(t[where]))
-    return loss
-
-
-@pytest.mark.parametrize(("target", "cap"), [(4.0, 0.7), (15.0, 0.2), (15.0, 0.7), (40.0, 0.2)])
-@pytest.mark.parametrize("seed", range(2))
-def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(tmp_path, seed, target, cap):
-    """Pre-noise integers of neighbouring windows over the scales, in exact fractions: all resolutions count
-    together.
-    """
-    changes = {"hexagons.merge_until": target, "speed.sum_cap": cap, "speed.clipping": "none"}
-    config = bus_config(tmp_path, **MERGING | changes)
-    rows = uneven_rows(seed)
-    plan, _, pooled = planned_merged(config, rows)
-    retained = plan.retained
-    t, s = (column.reshape(2, -1) for column in (plan.scales.numerator, plan.scales.denominator))
-    charges = dict(zip(pooled.counts.users.tolist(), plan.charges.tolist(), strict=True))
-
-    seen = counts_digest(contributions_of(rows, config.value.upper_quanta).counts)
-
-    def integers(of: np.ndarray) -> np.ndarray:
-        contributions = contributions_of(of, config.value.upper_quanta)
-        assert counts_digest(contributions.counts) == seen, "plans are made from counts, which no value changes"
-        kept = by_planned_cells(plan, contributions).retain(retained)
-        return np.array([kept.cell_sums(plan.caps), Variance(kept.upper, VARIANCE_GRID).integers(kept)])
-
-    rng = np.random.default_rng(seed)
-    for user in pooled.counts.users.tolist():
-        mine = rows["user"] == user
-        stopped, fast, changed = rows.copy(), rows.copy(), rows.copy()
-        stopped["value"][mine], fast["value"][mine] = 0, 6500
-        changed["value"][mine] = rng.choice([0, 6500], mine.sum())
-        for neighbour in (fast, changed):
-            loss = loss_of(np.abs(integers(stopped) - integers(neighbour)), t, s)
-            assert loss * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
-    assert planned(config, changed)[0].digest == plan.digest, "what is merged looked at values"
-
-
-def test_the_widest_change_of_one_user_uses_their_whole_charge_where_caps_differ(tmp_path):
-    """Each scale was made for the cap of its own cell: with caps in another order some user would lose more than is
-    charged. Users without budget left change no cap.
-    """
-    config, rows = bus_config(tmp_path, **MERGING | ALL_KEPT), uneven_rows(1)
-    plan, _, pooled = planned_merged(config, rows)
-    assert len(set(plan.caps.tolist())) > 1
-    t, s = plan.scales.numerator, plan.scales.denominator
-    charges = dict(zip(pooled.counts.users.tolist(), plan.charges.tolist(), strict=True))
-    used = []
-    for user in pooled.counts.users.tolist():
-        mine = rows["user"] == user
-        sums = []
-        for value in (0, 6500):
-            changed = rows.copy()
-            changed["value"][mine] = value
-            kept = by_planned_cells(plan, contributions_of(changed, config.value.upper_quanta)).retain(plan.retained)
-            sums.append(kept.cell_sums(plan.caps))
-        moved = sums[1] - sums[0]
-        assert (moved <= plan.caps).all()
-        used.append(float(loss_of(moved, t, s) * 1_000_000) / charges[user])
-    assert max(used) <= 1
-    assert min(used) > 0.999
 
 
 def test_users_without_budget_do_not_enter_the_caps(tmp_path):

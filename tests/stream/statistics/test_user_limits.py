@@ -112,9 +112,8 @@ def test_of_a_user_above_a_limit_count_the_first_events_and_their_fullest_cells(
         assert np.array_equal(limited.counts.users, whole.counts.users), "nobody disappears"
 
 
-def changes_with_others(rule: Rule, seed: int) -> bool:
+def changes_with_others(rule: Rule, rows: np.ndarray) -> bool:
     """Whether the rows of a user that count depend on which other users are present."""
-    rows = crowded_rows(seed)
     together = rule(rows)
     return any(
         sorted_rows(together[together["user"] == user]) != sorted_rows(rule(rows[rows["user"] == user]))
@@ -122,11 +121,10 @@ def changes_with_others(rule: Rule, seed: int) -> bool:
     )
 
 
-def changes_with_values(rule: Rule, seed: int) -> bool:
+def changes_with_values(rule: Rule, rows: np.ndarray) -> bool:
     """Whether which rows count, and how many a user has in each cell, depends on what was measured."""
-    rows = crowded_rows(seed)
-    other = rows.copy()
-    other["value"] = np.random.default_rng(seed + 1).integers(0, 6500, len(rows))
+    other, rng = rows.copy(), np.random.default_rng(1)
+    other["value"] = rng.integers(0, 2, len(rows)) * rng.integers(0, 6500, len(rows))
     where = [name for name in ROW.names or () if name != "value"]
     return sorted_rows(rule(rows)[where]) != sorted_rows(rule(other)[where])
 
@@ -139,8 +137,9 @@ def test_neither_others_nor_values_decide_what_counts_of_a_user(tmp_path):
         which = counted_of(limits, rows, contributions_of(rows, config.value.upper_quanta))
         return rows if which is None else rows[which]
 
-    assert not any(changes_with_others(counted, seed) for seed in range(40))
-    assert not any(changes_with_values(counted, seed) for seed in range(40))
+    for rows in map(crowded_rows, range(40)):
+        assert not changes_with_others(counted, rows)
+        assert not changes_with_values(counted, rows)
 
 
 def statistics_in(folder: Path, **settings: Any) -> WindowStatistics:
@@ -305,30 +304,12 @@ def kept(rules: FixRules) -> Rule:
     return lambda rows: rows[~np.logical_or.reduce(list(refused(rules, rows).values()))]
 
 
-def changed_by_others(rule: Rule, seed: int) -> bool:
-    """Whether what is kept of somebody depends on who else is there."""
-    rows = crowd(seed)
-    together = rule(rows)
-    return any(
-        sorted_rows(together[together["user"] == user]) != sorted_rows(rule(rows[rows["user"] == user]))
-        for user in np.unique(rows["user"]).tolist()
-    )
-
-
-def changed_by_values(rule: Rule, seed: int) -> bool:
-    """Whether which fixes are kept depends on the speeds that were reported."""
-    rows = crowd(seed)
-    other = rows.copy()
-    other["value"] = np.random.default_rng(seed).integers(0, 2, len(rows)) * 900
-    where = ["user", "time", "lat", "lng"]
-    return sorted_rows(rule(rows)[where]) != sorted_rows(rule(other)[where])
-
-
 def test_no_user_decides_about_another_and_under_values_no_speed_does():
     """20 windows of 30 users: removing a user, or changing their values, leaves everybody else's rows as they are."""
     of_speeds = FixRules(moving_us=1_200_000_000, teleport_km_h=400.0, standing_m=1_000.0)
-    assert not any(changed_by_others(kept(rules), seed) for seed in range(20) for rules in (ALL, of_speeds))
-    assert not any(changed_by_values(kept(BY_PLACE), seed) for seed in range(20))
+    for rows in map(crowd, range(20)):
+        assert not any(changes_with_others(kept(rules), rows) for rules in (ALL, of_speeds))
+        assert not changes_with_values(kept(BY_PLACE), rows)
 
 
 def test_no_rule_that_a_values_feed_can_have_reads_a_speed(tmp_path):
@@ -337,7 +318,7 @@ def test_no_rule_that_a_values_feed_can_have_reads_a_speed(tmp_path):
     assert rules == BY_PLACE
     stuck = changed(drive(1), "lat", slice(10, 50), 302_270_000)
     assert reasons(stuck, rules) == reasons(changed(stuck, "value", slice(5, 55), 0), rules) != {}
-    assert not any(changed_by_values(kept(rules), seed) for seed in range(20))
+    assert not any(changes_with_values(kept(rules), crowd(seed)) for seed in range(20))
 
 
 def test_under_values_the_configuration_refuses_rules_that_read_speeds(tmp_path):
