@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.transit import gtfs_realtime_pb2
+from structlog.testing import capture_logs
 
 from stream.embedded import EmbeddedFeed
 from stream.ingestion.decoding import Decoder
