@@ -85,7 +85,7 @@ def _inspected(source: str, limit: int, given: Config | None, config: Path | Non
     from stream.diagnosis.inspection import inspect
     from stream.diagnosis.observing import observe_file
     from stream.diagnosis.reading import InspectionError
-    from stream.sources.lines import RecordingError
+    from stream.sources.lines import RecordingError, StandardInput
 
     path = Path(source)
     is_address = source.lower().startswith(("http://", "https://"))
@@ -95,7 +95,8 @@ def _inspected(source: str, limit: int, given: Config | None, config: Path | Non
             if is_address:
                 copy.write_bytes(asyncio.run(_fetched(source)))
             else:
-                _copy_standard_input(copy)
+                with StandardInput().spool() as spooled, copy.open("wb") as file:
+                    shutil.copyfileobj(spooled, file)
             try:
                 return inspect(observe_file(copy, limit, given), copy, given, limit)
             except (InspectionError, RecordingError) as error:
@@ -105,21 +106,6 @@ def _inspected(source: str, limit: int, given: Config | None, config: Path | Non
     if "/" in source or path.suffix in (".csv", ".ndjson", ".json", ".parquet", ".pb", ".gz"):
         raise InspectionError(f"{source}: no such file")
     return _of_topic(source, limit, given, config)
-
-
-def _copy_standard_input(copy: Path) -> None:
-    """Copy standard input to a file: of a snapshot one byte more than it may have, so that a larger one is noticed."""
-    from stream.diagnosis.snapshots import form_of
-    from stream.sources.file_kinds import HEAD_BYTES, unpacked
-    from stream.sources.lines import StandardInput
-    from stream.sources.snapshots import LARGEST_SNAPSHOT
-
-    source = StandardInput()
-    if form_of(unpacked(source.peek(HEAD_BYTES))) is not None:
-        copy.write_bytes(source.read_whole(LARGEST_SNAPSHOT + 1))
-        return
-    with source.spool() as spooled, copy.open("wb") as file:
-        shutil.copyfileobj(spooled, file)
 
 
 def _of_topic(topic: str, limit: int, given: Config | None, config: Path | None) -> Inspection:

@@ -108,7 +108,7 @@ def _write(simulation: Simulation, out: Path, as_json: bool) -> None:
                 sys.stdout.buffer.writelines(line + b"\n" for line in block.values)
             sys.stdout.buffer.flush()
         return
-    began, events = time.monotonic(), 0
+    events = 0
     try:
         with gzip.open(out, "wb", compresslevel=3) if out.suffix == ".gz" else out.open("wb") as file:
             for block in simulate(simulation):
@@ -116,15 +116,4 @@ def _write(simulation: Simulation, out: Path, as_json: bool) -> None:
                 events += len(block.values)
     except OSError as error:
         stop(f"{out}: {error.strerror or error}", FAILED)
-    seconds = time.monotonic() - began
-    summary = {
-        "file": str(out),
-        "events": events,
-        "seconds": round(seconds, 3),
-        "events_per_second": round(events / seconds),
-    }
-    typer.echo(
-        json.dumps(summary)
-        if as_json
-        else f"{events} events to {out} in {seconds:.1f} s ({summary['events_per_second']}/s)"
-    )
+    typer.echo(json.dumps({"file": str(out), "events": events}) if as_json else f"{events} events to {out}")
