@@ -333,5 +333,5 @@ def test_a_draw_adds_one_error_per_shown_hexagon_and_one_verdict_per_noisy_cell(
     assert score_draw(window.plan, window.contributions, window.measured(), tables, None) is None
     assert isinstance(tables, defaultdict)
     places, errors = Places.of(window.plan, window.contributions), tables["mean", "released"]
-    assert [len(column) for column in (errors.error[0], errors.weight[0], errors.cell[0])] == [len(places.shown)] * 3
+    assert [len(column) for column in (errors.error[0], errors.weight[0])] == [len(places.shown)] * 2
     assert len(errors.covered[0]) == len(errors.noise[0]) == len(places.published)
