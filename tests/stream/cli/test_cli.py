@@ -261,13 +261,11 @@ def test_a_sweep_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(
     assert "pydantic" not in said
 
 
-@pytest.mark.parametrize(
-    ("extra", "named"), [(["--speed", "2"], "--speed"), (["--order", "file", "--speed", "2"], "--speed, --order")]
-)
-def test_an_offline_replay_refuses_options_that_say_how_events_are_sent(desk, extra, named):
+@pytest.mark.parametrize("extra", [["--speed", "2"], ["--order", "file"]])
+def test_an_offline_replay_refuses_options_that_say_how_events_are_sent(desk, extra):
     code, said = run("replay", "day.ndjson", "--offline", "--config", BUS, *extra)
     assert code == 2
-    assert named in said
+    assert "--speed and --order" in said
 
 
 def test_a_configuration_in_a_folder_that_is_not_there_is_refused(desk):

@@ -3,7 +3,6 @@ remedy.
 """
 
 import asyncio
-import gzip
 import json
 import os
 import signal
@@ -248,25 +247,12 @@ def test_make_passes_on_that_kafka_is_insisted_on(repo_root):
     assert "--kafka" in result.stdout
 
 
-@pytest.fixture
-def recording(tmp_path: Path) -> Path:
-    """Six buses of four hours, in CapMetro's format: one window ends before the recording does."""
-    path = tmp_path / "day.csv.gz"
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        file.write("vehicle_id,timestamp,speed,latitude,longitude\n")
-        for minute in range(0, 240, 2):
-            moment = f"2017-03-21T{6 + minute // 60:02d}:{minute % 60:02d}:00-05:00"
-            file.writelines(f"{bus},{moment},{8 + bus},30.27,{-97.74 + bus / 100}\n" for bus in range(6))
-    return path
-
-
 @pytest.mark.parametrize(("kafka", "seconds"), [("--kafka", 30), ("--no-kafka", 15)], ids=["--kafka", "--no-kafka"])
-def test_a_recording_is_shown_until_its_seconds_are_over(hexveil, repo_root, recording, kafka, seconds):
+def test_buses_are_shown_until_the_seconds_are_over(hexveil, repo_root, kafka, seconds):
     """A busy machine that releases nothing in so many seconds is given more."""
-    shown = ["03-21 06:00–09:00", "Windows closed: 2" if kafka == "--no-kafka" else "Windows closed: "]
+    shown = ["06:00–06:15", "Windows closed: "]
     for longer in (1, 4, 16):
-        command = [*hexveil, "demo", "--seconds", str(seconds * longer), kafka]
-        command += ["--feed", str(recording), "--format", "capmetro"]
+        command = [*hexveil, "demo", "--seconds", str(seconds * longer), kafka, "--fleet", "60"]
         done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         if all(text in done.stdout for text in shown):
@@ -274,7 +260,7 @@ def test_a_recording_is_shown_until_its_seconds_are_over(hexveil, repo_root, rec
     else:
         raise AssertionError(f"{shown} were not shown: {done.stdout}")
     assert "failing their JSON Schema: 0" in done.stdout
-    assert "events sent: 720" in done.stdout
+    assert "events sent: " in done.stdout
 
 
 def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does(hexveil, repo_root):
@@ -284,17 +270,6 @@ def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does(hexveil, rep
         rest, errors = demo.communicate(timeout=60)
     assert demo.returncode == 0, errors
     assert "Windows closed: " in rest
-
-
-def test_without_kafka_a_recording_under_participation_is_refused_with_the_command_that_names_its_time(
-    hexveil, repo_root, recording
-):
-    command = [*hexveil, "demo", "--no-kafka", "--feed", str(recording), "--format", "capmetro"]
-    done = subprocess.run(
-        [*command, "--config", "config/riders-live.toml"], cwd=repo_root, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "--offline --from" in done.stderr
 
 
 _QUARTERS = [f"2026-03-03T07:{minute:02d}:00Z" for minute in range(4)]

@@ -222,9 +222,6 @@ def test_a_wrong_value_is_refused_with_its_key_and_its_bounds():
         ("redis.url", "redis://127.0.0.1:x/0", "is not a number"),
         ("redis.url", "redis://127.0.0.1:6379/zero", "port or database"),
         ("redis.cluster", ["redis-2"], "has no port"),
-        ("redis.cluster", ["127.0.0.1:6066"], "operator.port and redis.cluster both take port 6066"),
-        ("operator.port", 8080, "operator.port and public.port both take port 8080"),
-        ("operator.port", 6379, "operator.port and redis.url both take port 6379"),
     ]:
         with pytest.raises(ConfigError) as refused:
             load_config(BUS, **{key: value})
@@ -234,13 +231,6 @@ def test_a_wrong_value_is_refused_with_its_key_and_its_bounds():
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "worker_1", "kafka.example.org", "0.0.0.0"])
 def test_names_of_machines_are_taken(host):
     assert load_config(BUS, **{"operator.host": host}).operator.host == host
-
-
-def test_one_port_on_two_machines_or_chosen_by_the_system_is_taken():
-    load_config(BUS, **{"operator.host": "10.0.0.1", "public.host": "10.0.0.2", "operator.port": 80, "public.port": 80})
-    load_config(BUS, **{"operator.port": 0, "public.port": 0})
-    with pytest.raises(ConfigError, match="both take port 80"):
-        load_config(BUS, **{"operator.host": "0.0.0.0", "operator.port": 80, "public.port": 80})
 
 
 def test_a_password_in_a_refused_address_is_not_repeated():
