@@ -148,6 +148,9 @@ def test_the_command_prints_and_draws_what_its_json_says(tmp_path):
     assert "oracle" in printed.stdout
     refused = CliRunner().invoke(app, [*asked, "--histograms"])
     assert (refused.exit_code, "leave out --histograms" in refused.stderr) == (2, True)
+    for wrong in ("live.txt", "nowhere/live.png"):
+        refused = CliRunner().invoke(app, [*asked[:-1], wrong])
+        assert (refused.exit_code, f"cannot write {wrong}" in refused.stderr.replace("\n", "")) == (2, True)
 
 
 def simulated(config: Path, duration: str, vehicles: int) -> str:

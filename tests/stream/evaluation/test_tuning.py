@@ -75,13 +75,11 @@ def test_the_written_configuration_reaches_the_want_and_other_noise_confirms_it(
     """n = 3 seeds of 4 draws: their mean share is at most 10 points below the wanted. Noise is seeded, so there is no
     false alarm; the planted twin, a fifth of ε, misses by more.
     """
-    written, picture = Path("tuned.toml"), Path("tuned.svg")
-    plotted = ("--plot", str(picture)) if relation == "values" else ()
-    done = tune(city, relation, "--budget", "800", "--json", "--write", str(written), *plotted)
+    written = Path("tuned.toml")
+    done = tune(city, relation, "--budget", "800", "--json", "--write", str(written))
     assert done.exit_code == 0, done.output
     assert "NOT PRIVATE" in done.stderr
     assert "treat it as public" in done.stderr
-    assert picture.exists() == bool(plotted)
     report = json.loads(done.stdout)
     assert report["private"] is False
     chosen = report["chosen"]
@@ -129,8 +127,6 @@ def test_a_want_out_of_reach_says_what_came_nearest_and_what_is_needed(city):
         (("--resolutions", "6,seven"), "'6,seven'"),
         (("--resolutions", "0016"), "'0016'"),
         (("--budget", "nan"), "nan is not a number"),
-        (("--plot", "tuned.txt"), "cannot write tuned.txt"),
-        (("--plot", "nowhere/tuned.png"), "cannot write nowhere/tuned.png"),
         (("--slots", "7h"), "7:00:00"),
         (("--slots", "soon"), "'soon' is not a duration"),
     ],
