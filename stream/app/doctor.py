@@ -6,7 +6,7 @@ Checks of Kafka: that it answers, and that its topics keep what the service need
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -26,9 +26,8 @@ from stream.messages.message import OUTPUT_TOPICS, WINDOW
 from stream.messages.topics import TopicPlan, durability, replicas_on, topic_plans
 from stream.protocol.ledger_check import Known, LedgerCheck, verify_ledger
 from stream.servers.connection import NEEDED, REMEDY, ServerVersion, kafka_options, start_client
-from stream.storage.client import misconfigured, redis_client
+from stream.storage.client import misconfigured, redis_client, spans_servers
 from stream.storage.ledger import Ledger, LedgerError
-from stream.storage.partitions import spans_servers
 from stream.storage.row_store import RowStore, StateError
 from stream.storage.shared_ledger import SharedLedger, budgets_that_differ, configured_otherwise, retirement_held_by
 from stream.windows import CLOCK_MARGIN_US, utc_text
@@ -43,10 +42,6 @@ class Finding:
     found: str
     remedy: str = ""
     unreachable: bool = False
-
-    def as_dict(self) -> dict[str, object]:
-        """The finding as ``--json`` prints it."""
-        return asdict(self)
 
 
 _MARGIN = f"{CLOCK_MARGIN_US / 1e6:.0f} s"

@@ -1,13 +1,16 @@
 """Holds releases in memory: windows, their cells and histograms, and whether they are complete. No I/O.
 
-Also what the service reads of a window's close marker.
+Also what the service reads of a window's close marker, and when windows begin on the clocks of their feed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -28,6 +31,9 @@ Outcome = Literal["taken", "duplicate", "invalid", "forgotten", "completed"]
 """What became of a message. "forgotten": its window is no longer kept. "completed": it was taken and made its window
 complete.
 """
+
+
+_NUMBER = attrgetter("number")
 
 
 class Described(NamedTuple):
@@ -52,7 +58,7 @@ class WindowView:
     histogram_summaries: dict[str, bytes] = field(default_factory=dict)
     """Summary of each histogram as JSON, without feed, window and structure."""
     marker: bytes | None = None
-    number: int | None = None
+    number: int = 0
     """Position of the close marker in its topic, from 1. It orders windows and is the id of their events."""
     promised: tuple[int, str] = (0, "")
     """Number of messages and digest that the close marker states."""
@@ -129,25 +135,31 @@ class WindowView:
         state = self.size, self.complete
         if self._described is None or self._described[0] != state:
             names = f"{self.feed} {self.start} {self.end} {self.number} {self.size} {self.complete} "
-            said = {"feed": self.feed, "window": {"start": self.start, "end": self.end}, "complete": self.complete}
             summaries = [msgspec.Raw(summary) for _, summary in sorted(self.histogram_summaries.items())]
             self._described = (
                 state,
                 Described(
                     digest([names.encode(), self.marker or b""])[7:39],
                     msgspec.json.encode(self.summary()),
-                    msgspec.json.encode(said | {"histograms": summaries}),
+                    msgspec.json.encode(self.stated | {"histograms": summaries}),
                 ),
             )
         return self._described[1]
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """Which window it is, as answers say it."""
+        return {"feed": self.feed, "window": {"start": self.start, "end": self.end}}
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Which window it is, and whether it is complete."""
+        return self.named | {"complete": self.complete}
+
     def summary(self) -> dict[str, Any]:
         """The window without its cells."""
-        return {
-            "feed": self.feed,
-            "window": {"start": self.start, "end": self.end},
-            "complete": self.complete,
-            "event_id": self.number,
+        return self.stated | {
+            "event_id": self.number or None,
             "cells": len(self.cells),
             "histograms": sorted(self.histograms),
             "marker": None if self.marker is None else msgspec.json.decode(self.marker),
@@ -188,7 +200,7 @@ class View:
         self._size += len(message.value)
         if key in self._unmarked:
             self._unmarked_size += len(message.value)
-            if window.number is not None:
+            if window.marker is not None:
                 del self._unmarked[key]
                 self._unmarked_size -= window.size
         self._forget()
@@ -213,7 +225,7 @@ class View:
         while (len(self.windows) - len(self._unmarked) > self._max_windows or self._size > self._max_bytes) and len(
             self.windows
         ) - len(self._unmarked) > 1:
-            self._drop(min((w for w in self.windows.values() if w.number is not None), key=_by_number))
+            self._drop(min((w for w in self.windows.values() if w.marker is not None), key=_NUMBER))
 
     def _drop(self, window: WindowView) -> None:
         key = (window.feed, window.start)
@@ -229,8 +241,8 @@ class View:
 
     def completed(self, feed: str | None = None, after: int = 0) -> list[WindowView]:
         """Complete windows whose number is above ``after``, in the order of their markers."""
-        windows = [w for w in self.windows.values() if w.complete and feed in (None, w.feed) and _by_number(w) > after]
-        return sorted(windows, key=_by_number)
+        windows = [w for w in self.windows.values() if w.complete and feed in (None, w.feed) and w.number > after]
+        return sorted(windows, key=_NUMBER)
 
     def feeds(self) -> set[str]:
         """Names of the feeds that have a complete window."""
@@ -246,23 +258,11 @@ class View:
         starts = [window.start for window in self.windows.values() if window.complete and window.feed == feed]
         return (min(starts), max(starts)) if starts else None
 
-    def find(self, start: str | None, feed: str | None) -> WindowView | None:
+    def find(self, start: str | None, feed: str) -> WindowView | None:
         """The window that starts then, or the newest complete one."""
-        if start is not None and feed is not None:
+        if start is not None:
             return self.windows.get((feed, start))
-        for window in self.ordered(feed):
-            if window.start == start if start else window.complete:
-                return window
-        return None
-
-
-def history(windows: Sequence[WindowView], cell: str) -> list[bytes]:
-    """Every release of one cell in those of the windows that are complete, oldest first; ``windows``: newest first."""
-    return [window.cells[cell] for window in reversed(windows) if window.complete and cell in window.cells]
-
-
-def _by_number(window: WindowView) -> int:
-    return 0 if window.number is None else window.number
+        return next((window for window in self.ordered(feed) if window.complete), None)
 
 
 class Period(msgspec.Struct):
@@ -301,3 +301,63 @@ def bounds_of(window: WindowView) -> Clipping:
     """The bounds of the window's values; any number of 0 or more before its close marker arrived."""
     marker = marker_of(window)
     return Clipping(0.0, float("inf")) if marker is None else marker.clipping
+
+
+_LEAST = timedelta(microseconds=1)
+_KEPT = 20_000
+"""Number of local starts that are kept."""
+
+
+def zone_of(window: WindowView) -> str:
+    """Name of the time zone that the window's close marker states; UTC before it arrived."""
+    marker = marker_of(window)
+    return "UTC" if marker is None else marker.period.timezone
+
+
+@lru_cache(maxsize=_KEPT)
+def local_start(start: str, zone: str) -> datetime:
+    """The start of a window, as messages write it, on the clocks of ``zone``; in UTC if these have no such day."""
+    moment = datetime.fromisoformat(start)
+    try:
+        return moment.astimezone(_place(zone))
+    except OverflowError:  # the first or the last day of the calendar
+        return moment
+
+
+def local_length(window: WindowView, zone: str) -> timedelta:
+    """From the first to the last time that the clocks of ``zone`` show in the window.
+
+    It is the length of the window unless the clocks change in it. The end is that of the last moment in the window:
+    where the clocks skip from 02:00 to 03:00, the window from 01:00 ends at 02:00.
+    """
+    begin = local_start(window.start, zone).replace(tzinfo=None)
+    try:
+        last = (datetime.fromisoformat(window.end) - _LEAST).astimezone(_place(zone))
+    except OverflowError:  # the first or the last day of the calendar
+        return elapsed(window)
+    return last.replace(tzinfo=None) + _LEAST - begin
+
+
+def elapsed(window: WindowView) -> timedelta:
+    """Length of the window."""
+    return datetime.fromisoformat(window.end) - datetime.fromisoformat(window.start)
+
+
+def start_at(local: datetime) -> str | None:
+    """The start in UTC as messages write it; None for a local time that the clocks skip or that no calendar has."""
+    try:
+        moment = local.astimezone(UTC)
+        back = moment.astimezone(local.tzinfo)
+    except OverflowError:
+        return None
+    return (
+        moment.isoformat().replace("+00:00", "Z") if back.replace(tzinfo=None) == local.replace(tzinfo=None) else None
+    )
+
+
+def _place(zone: str) -> ZoneInfo:
+    """The zone of that name, or UTC if no such zone is known."""
+    try:
+        return ZoneInfo(zone)
+    except (KeyError, ValueError, OSError):
+        return ZoneInfo("UTC")

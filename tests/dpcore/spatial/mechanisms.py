@@ -19,6 +19,7 @@ from dpcore.spatial import (
     Uniform,
     UniformGrid,
 )
+from dpcore.spatial.partition import Tree
 from dpcore.spatial.release import Released
 
 
@@ -49,10 +50,16 @@ def every_mechanism(sizes: tuple[int, ...], queries: Rectangles) -> dict[str, Sp
     }
 
 
+def path_costs(tree: Tree) -> np.ndarray:
+    """µε spent on the way from the root to each leaf, shape (leaves,)."""
+    cost = tree.spent.copy()
+    for here in tree.levels[1:]:
+        cost[here] += cost[tree.parent[here]]
+    return cost[tree.leaves]
+
+
 def assert_alike(one: Released, other: Released, ranges: Rectangles, *, answers: bool = True) -> None:
     """Both answer ``ranges`` with the same intervals and, if ``answers``, with the same numbers."""
     assert not answers or np.allclose(one.answers(ranges), other.answers(ranges), rtol=1e-9, atol=1e-9)
     ours, theirs = one.intervals(ranges), other.intervals(ranges)
-    assert ours is not None
-    assert theirs is not None
     assert (ours.low.tolist(), ours.high.tolist()) == (theirs.low.tolist(), theirs.high.tolist())

@@ -231,7 +231,7 @@ async def test_an_event_that_its_leader_cannot_show_until_after_the_deadline_cou
 
     def read_to(moment: float) -> Callable[[], Awaitable[bool]]:
         async def check() -> bool:
-            return (read_through(await rows.partition_times()) or 0) > moment * 1e6
+            return (read_through((await rows.look()).times) or 0) > moment * 1e6
 
         return check
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from stream.config import Config
 from stream.ingestion.decoding import REASONS, Decoder, Reason
-from stream.ingestion.formats import parse_time
 from stream.ingestion.pseudonyms import Pseudonyms
 from stream.storage.row_store import ROW
-from tests.support.builders import SLOT, bus_config
+from tests.support.builders import SLOT, bus_config, parse_time
 
 NOW = datetime(2017, 3, 21, 12, tzinfo=UTC)
 NOW_US = int(NOW.timestamp()) * 1_000_000

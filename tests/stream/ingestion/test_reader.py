@@ -259,10 +259,10 @@ async def test_windows_wait_for_partitions_that_were_assigned_but_not_read(kafka
         await until(all_read(redis, 30))
 
         async def listed() -> bool:
-            return len(await RowStore(redis, "bus").partition_times()) == PARTITIONS
+            return len((await RowStore(redis, "bus").look()).times) == PARTITIONS
 
         await until(listed)
-        times = await RowStore(redis, "bus").partition_times()
+        times = (await RowStore(redis, "bus").look()).times
     assert sorted(times) == [f"{topic}/{number}" for number in range(PARTITIONS)]
     assert [times[f"{topic}/{number}"].max_event_us is None for number in range(PARTITIONS)] == [False, True, True]
     assert np.ptp([moment.moved_us for moment in times.values()]) < 60_000_000

@@ -17,13 +17,12 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config.feed import FeedConfig
-from stream.ingestion.formats import parse_time
 from stream.sources import polling
 from stream.sources.siri import SiriVehicleMonitoring, decode_siri
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, decompressed
 from stream.windows import Slotting
 from tests.stream.sources.agency import DELHI, START, Agency, answer, fleet, reader, run
-from tests.support.builders import bus_fleet_file
+from tests.support.builders import bus_fleet_file, parse_time
 
 NOON = "2026-03-02T12:00:00+00:00"
 LONDON = ZoneInfo("Europe/London")

@@ -1,13 +1,12 @@
 /** The card of choices: statistic, colours, kind of value, and the legend. */
 
-import { byId, chip, make, row, swatch, type Mark } from './dom';
+import { byId, chip, closing, make, row, swatch, type Mark } from './dom';
 import { heatLegend } from './heat';
 import type { Page } from './page';
 import { say } from './texts';
 import {
   COMPARING,
   RELATIVE_BREAKS,
-  STATISTICS,
   absoluteLabels,
   isNobody,
   opacity,
@@ -20,17 +19,12 @@ import {
 import { day, localDate } from './times';
 import { chosenUnit, otherValue, unit, type Unit } from './units';
 import type { Look } from './hexagonlayer';
+import type { Settings } from './types';
 import type { View } from './view';
 
 const radios = (id: string) => [...byId(id).querySelectorAll<HTMLInputElement>('input')];
 
 export function setUpControls(view: View, page: Page): void {
-  const list = byId('statistics');
-  for (const name of Object.keys(STATISTICS) as Statistic[]) {
-    const title = say(`${name}.title`);
-    const input = make('input', { type: 'radio', name: 'statistic', value: name, 'aria-label': title });
-    list.append(make('label', { title }, input, make('span', {}, say(`${name}.short`))));
-  }
   const listen = <T extends string>(id: string, then: (value: T) => void) =>
     byId(id).addEventListener('change', (event) => then((event.target as HTMLInputElement).value as T));
   listen<Statistic>('statistics', page.statistic);
@@ -144,9 +138,47 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
 
 /** That speeds are derived, and under "values" that nothing but "participation" would protect these. */
 function derived(view: View): HTMLElement[] {
-  if (!view.derivedSpeeds) return [];
+  if (!view.own.derived_speeds) return [];
   const unprotected = view.window?.marker?.relation === 'values' ? ` ${say('derived.values')}` : '';
-  return [make('p', { class: 'note derived' }, say(`about.speeds.${view.derivedSpeeds}`), unprotected)];
+  return [make('p', { class: 'note derived' }, say(`about.speeds.${view.own.derived_speeds}`), unprotected)];
 }
 
 const note = (kind: Mark, text: string) => make('p', { class: 'note' }, chip(kind), ` ${text}`);
+
+/** What the operator's files of the city add: the search with the list of areas, and the switches for lines and hexagons. */
+export function setUpCity(view: View, settings: Settings, page: Page): void {
+  const menu = byId<HTMLDetailsElement>('search');
+  menu.hidden = !settings.places && !settings.areas;
+  closing(menu);
+  let ready: Promise<void> | null = null;
+  let opener: EventTarget | null = null;
+  addEventListener('focusin', ({ target }) => {
+    if (target instanceof Node && !byId('search-body').contains(target)) opener = target;
+  });
+  menu.addEventListener('toggle', () => {
+    if (!menu.open) {
+      const focused = document.activeElement;
+      // What was chosen in the list hides it: the focus goes back to the map, or to the button.
+      const isLost = focused === document.body || byId('search-body').contains(focused);
+      if (isLost) (opener instanceof HTMLElement && opener.isConnected ? opener : byId('search-button')).focus();
+      return;
+    }
+    ready ??= import('./search').then(({ setUpSearch }) => setUpSearch(view, page));
+    ready.then(
+      () => byId('search-input').focus(),
+      () => {
+        ready = null;
+        byId('search-status').textContent = say('failed.server');
+      },
+    );
+  });
+  for (const name of ['lines', 'hexagons', 'heat'] as const) {
+    const toggle = byId<HTMLInputElement>(`${name}-toggle`);
+    byId(name).hidden = name === 'heat' || !settings.lines;
+    toggle.checked = view.drawn[name];
+    toggle.addEventListener('change', () => {
+      view.drawn = { ...view.drawn, [name]: toggle.checked };
+      page.redraw();
+    });
+  }
+}
