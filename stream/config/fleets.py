@@ -63,11 +63,11 @@ class FleetMap(NamedTuple):
 _QUARTER = timedelta(minutes=15)
 FLEET_MAPS = {
     NeighbouringRelation.VALUES: (
-        FleetMap(0, 5, _QUARTER, 0.98, 4.1),
+        FleetMap(0, 5, _QUARTER, 0.98, 3.5),
         FleetMap(0, 7, timedelta(hours=1), 0.95, 5.4, kind="typical"),
-        FleetMap(700, 6, _QUARTER, 0.96, 4.2),
-        FleetMap(1_600, 7, _QUARTER, 0.94, 5.2),
-        FleetMap(3_000, 8, _QUARTER, 0.89, 6.2),
+        FleetMap(700, 6, _QUARTER, 0.96, 3.2),
+        FleetMap(1_600, 7, _QUARTER, 0.94, 4.2),
+        FleetMap(3_000, 8, _QUARTER, 0.89, 5.3),
     ),
     NeighbouringRelation.PARTICIPATION: (
         FleetMap(0, 5, _QUARTER, 0.98, 3.1, 16),
