@@ -401,7 +401,7 @@ def spend_in_a_call(seconds: float) -> None:
 
 
 def test_processor_time_goes_to_the_innermost_part_and_the_rest_to_other():
-    parts = {"caller": r"test_faults_checker\.py:spend_in_a_call", "called": r":spend_here"}
+    parts = {"caller": r"test_benchmarks\.py:spend_in_a_call", "called": r":spend_here"}
     begun = time.process_time()
     with ProcessorTime(parts) as spent:
         spend_in_a_call(0.3)
