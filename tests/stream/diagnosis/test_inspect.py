@@ -30,6 +30,7 @@ from google.protobuf import json_format, text_format
 from typer.testing import CliRunner
 
 from stream.cli import app
+from stream.config import find_config, load_config
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.config.section import BoundingBox
 from stream.config.servers import KafkaConfig
@@ -38,7 +39,7 @@ from stream.diagnosis.inspection import inspect, suggested_feed
 from stream.diagnosis.live import TopicUnreachableError, newest_messages
 from stream.diagnosis.measures import measure
 from stream.diagnosis.observing import observe_file, observe_messages
-from stream.diagnosis.reading import InspectionError, Observations
+from stream.diagnosis.reading import InspectionError, Observations, read_recording
 from stream.diagnosis.times import time_form
 from stream.sources.lines import StandardInput
 from tests.stream.sources.agency import START, Agency, answer, feed_message, siri_bytes, snapshot_bytes
@@ -91,73 +92,55 @@ def test_a_sound_feed_has_no_faults_and_its_facts_are_right():
 
 
 SEEN = fleet()
-FAULTS: dict[str, tuple[Observations, dict[str, Any], str]] = {
-    "zero": (fleet(speed=np.zeros(960)), {}, "100% of the speeds are 0"),
-    "none": (fleet(speed=np.full(960, np.nan)), {}, "100% of the fixes have no speed"),
-    "tiny": (fleet(speed=np.full(960, 1e-6)), {}, "100% above 0 but below 0.01"),
-    "absurd": (fleet(speed=np.full(960, 7000.0)), {}, "fit in no unit"),
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "zero": ({"speed": np.zeros(960)}, "100% of the speeds are 0"),
+    "none": ({"speed": np.full(960, np.nan)}, "100% of the fixes have no speed"),
+    "tiny": ({"speed": np.full(960, 1e-6)}, "100% above 0 but below 0.01"),
+    "absurd": ({"speed": np.full(960, 7000.0)}, "fit in no unit"),
     "fixed unit": (
-        fleet(format="itms", speed_unit="km/h", speed=np.full(960, 10.0)),
-        {},
+        {"format": "itms", "speed_unit": "km/h", "speed": np.full(960, 10.0)},
         "agree with positions in m/s and not in km/h, which format 'itms' fixes; the suggested configuration reads "
         "them in m/s",
     ),
     "fixed unit of a snapshot": (
-        fleet(kind="GTFS-realtime", speed_unit="m/s", documents=60),
-        {},
+        {"kind": "GTFS-realtime", "speed_unit": "m/s", "documents": 60},
         "agree with positions in km/h and not in m/s, which GTFS-realtime prescribes; set feed.speed_unit = 'km/h'",
     ),
     "impossible": (
-        fleet(speed_unit="m/s", speed=changed(np.full(960, 10.0), [5, 99, 400], 112.0)),
-        {},
+        {"speed_unit": "m/s", "speed": changed(np.full(960, 10.0), [5, 99, 400], 112.0)},
         "3 speeds are above 400 km/h, read in m/s",
     ),
     "all swapped": (
-        fleet(lat=SEEN.lat + 46.9, lng=np.full(960, 28.6)),
-        {},
+        {"lat": SEEN.lat + 46.9, "lng": np.full(960, 28.6)},
         "around latitude 77.3, longitude 28.6. If the feed is not of that place, latitude and longitude are exchanged",
     ),
-    "no zone": (fleet(local=1.0), {}, "The times have no zone. They were read in that of feed.fields.timezone"),
-    "negative": (fleet(speed=changed(SEEN.speed, slice(0, 5), -1.0)), {}, "0.52% of the speeds are negative"),
-    "repeats": (fleet(time_us=changed(SEEN.time_us, 8, SEEN.time_us[0])), {"repeats": 1}, "repeat a vehicle and time"),
-    "disorder": (
-        fleet(time_us=changed(SEEN.time_us, 80, SEEN.time_us[0] - 1)),
-        {"disorder": 1},
-        "1 of 960 fixes come after a later one",
-    ),
-    "teleport": (
-        fleet(lat=changed(SEEN.lat, 400, 30.9)),
-        {"teleports": 1},
-        "1 of 960 fixes are reached and left by jumps",
-    ),
-    "frozen": (
-        fleet(lat=np.where(SEEN.user == 3, 30.25, SEEN.lat)),
-        {"frozen": 120},
-        "120 of 960 fixes repeat one position",
-    ),
-    "late": (fleet(arrived_us=SEEN.time_us + 400_000_000), {}, "100.0% of the fixes arrive more than 5 min"),
-    "ahead": (fleet(arrived_us=SEEN.time_us - 400_000_000), {}, "wrong clocks"),
+    "no zone": ({"local": 1.0}, "The times have no zone. They were read in that of feed.fields.timezone"),
+    "negative": ({"speed": changed(SEEN.speed, slice(0, 5), -1.0)}, "0.52% of the speeds are negative"),
+    "repeats": ({"time_us": changed(SEEN.time_us, 8, SEEN.time_us[0])}, "1 of 960 fixes repeat a vehicle and time"),
+    "disorder": ({"time_us": changed(SEEN.time_us, 80, SEEN.time_us[0] - 1)}, "1 of 960 fixes come after a later one"),
+    "teleport": ({"lat": changed(SEEN.lat, 400, 30.9)}, "1 of 960 fixes are reached and left by jumps"),
+    "frozen": ({"lat": np.where(SEEN.user == 3, 30.25, SEEN.lat)}, "120 of 960 fixes repeat one position"),
+    "late": ({"arrived_us": SEEN.time_us + 400_000_000}, "100.0% of the fixes arrive more than 5 min"),
+    "ahead": ({"arrived_us": SEEN.time_us - 400_000_000}, "wrong clocks"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_that_was_put_in_is_counted_and_said(name):
-    seen, counts, says = FAULTS[name]
-    measures = measure(seen)
-    assert {key: getattr(measures, key) for key in counts} == counts
-    assert says in " ".join(problems(seen))
+    columns, says = FAULTS[name]
+    assert says in " ".join(problems(fleet(**columns)))
 
 
 def test_what_contradicts_a_given_configuration_is_said(tmp_path):
     """The vehicles drive in Austin at 36 km/h; the configuration is of Delhi, or has another unit."""
     day, path = write_day(tmp_path / "day", "ndjson"), tmp_path / "mine.toml"
-    assert CliRunner().invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "values"]).exit_code == 0
-    written, delhi = path.read_text(), "domain = { south = 28, west = 76.5, north = 30, east = 78 }"
+    written(day)
+    text, delhi = path.read_text(), "domain = { south = 28, west = 76.5, north = 30, east = 78 }"
     for line, other, says in (
         ("domain", delhi, "960 of 960 events are refused as out-of-domain: they are of another"),
         ("speed_unit", 'speed_unit = "m/s"', "Likely the speeds are in km/h: set feed.speed_unit"),
     ):
-        path.write_text(re.sub(rf"(?m)^{line} = .*$", other, written))
+        path.write_text(re.sub(rf"(?m)^{line} = .*$", other, text))
         assert says in CliRunner().invoke(app, ["inspect", str(day), "--config", str(path)]).stdout
 
 
@@ -216,27 +199,37 @@ def write_day(path: Path, kind: str, speed: Callable[[int], float | None] | None
     return path
 
 
-@pytest.mark.parametrize("kind", ["parquet", "ndjson", "csv"])
-def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(kind, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    day, runner = write_day(tmp_path / "day", kind), CliRunner()
-    done = runner.invoke(app, ["inspect", str(day), "--json", "--write", "mine.toml", "--relation", "values"])
+def written(day: Path, relation: str = "values") -> str:
+    """What ``hexveil inspect`` says of a recording, whose configuration it writes as ``mine.toml`` beside it."""
+    command = ["inspect", str(day), "--write", str(day.parent / "mine.toml"), "--relation", relation]
+    done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.stderr
     assert "NOT PRIVATE" in done.stderr
-    report = json.loads(done.stdout)
-    assert report["usable"] == 960
-    assert report["refused"] == {}
-    assert not re.search(r"\bt[0-7]\b", done.stdout), "names a user"
-    from stream.config import find_config, load_config
-    from stream.diagnosis.reading import read_recording
+    return done.stdout
 
+
+def released(day: Path, command: str = "replay") -> dict[str, Any]:
+    """The summary of a release of a recording by what was written."""
+    folder = day.parent
+    options = ["--offline", "--config", str(folder / "mine.toml"), "--out", str(folder / "r.ndjson"), "--json"]
+    done = CliRunner().invoke(app, [command, str(day), *options])
+    assert done.exit_code == 0, done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+@pytest.mark.parametrize("kind", ["parquet", "ndjson", "csv"])
+def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(kind, tmp_path):
+    day = write_day(tmp_path / "day", kind)
+    said = written(day)
+    assert "960 usable" in said
+    assert not re.search(r"\bt[0-7]\b", said), "names a user"
     assert "Austin" not in (tmp_path / "mine.toml").read_text()
     config = load_config(find_config(tmp_path / "mine.toml", "values"))
     assert config.feed.fields is not None
-    assert config.feed.fields.time_format == "epoch-s"
-    assert config.feed.speed_unit == "km/h"
-    rows, _ = read_recording(config, day, "declared")
-    assert len(rows) == 960
+    assert (config.feed.fields.time_format, config.feed.speed_unit) == ("epoch-s", "km/h")
+    rows, refusals = read_recording(config, day, "declared")
+    assert (len(rows), refusals.counts) == (960, {})
 
 
 @pytest.mark.parametrize(
@@ -244,24 +237,26 @@ def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(kind
 )
 def test_any_one_character_may_separate_columns(separator, tmp_path):
     names = ("bus-id", "when", "y", "x", "v") if separator in ":/" else ("vehicle", "ts", "lat", "lon", "speed")
-    day, path, runner = tmp_path / "day.txt", tmp_path / "mine.toml", CliRunner()
-    rows = zip(SEEN.user.tolist(), (SEEN.time_us // 1000).tolist(), SEEN.lat.tolist(), strict=True)
+    day, rows = tmp_path / "day.txt", zip(SEEN.user, SEEN.time_us // 1000, SEEN.lat.tolist(), strict=True)
     table = [names, *((f"b{user}", ms, lat, -97.7, 36.0) for user, ms, lat in rows)]
     day.write_text("\n".join(separator.join(map(str, row)) for row in table))
-    done = runner.invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "values"])
-    assert done.exit_code == 0, done.stderr
-    assert "960 usable" in done.stdout
-    shown = done.stdout.partition("A configuration that fits")[2].partition("\n")[2].partition("\nNext\n")[0]
+    said = written(day)
+    assert "960 usable" in said
+    shown = said.partition("A configuration that fits")[2].partition("\n")[2].partition("\nNext\n")[0]
     assert tomllib.loads(shown)["feed"]["format"] == "declared", "what is shown can be copied"
-    out = ["--out", str(tmp_path / "r.ndjson"), "--json"]
-    released = runner.invoke(app, ["replay", str(day), "--offline", "--config", str(path), *out])
-    assert released.exit_code == 0, released.stderr
-    assert json.loads(released.stdout)["events"] == 960
+    assert released(day)["events"] == 960
 
 
 def itms(minute: int, bus: int, time: str) -> dict[str, Any]:
     place = {"type": "Point", "coordinates": [-97.7, 30 + minute * 600 / 111_195]}
     return {"license_plate": f"b{bus}", "observationDateTime": time, "location": place, "speed": 10.0}
+
+
+def of_50_minutes(path: Path, event: Callable[[int, int, str], dict[str, Any]], time: str) -> Path:
+    """Events of six buses; ``time``: with a place for the minute."""
+    rows = [event(minute, bus, time.format(f"{minute:02}")) for minute in range(50) for bus in range(6)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 def capmetro(minute: int, bus: int, time: str) -> dict[str, Any]:
@@ -274,18 +269,11 @@ def capmetro(minute: int, bus: int, time: str) -> dict[str, Any]:
 def test_where_a_formats_own_unit_or_zone_does_not_fit_what_is_written_declares_it_and_releases(
     event, unit, offset, tmp_path
 ):
-    day, path, runner = tmp_path / "day.ndjson", tmp_path / "mine.toml", CliRunner()
-    times = [f"2017-03-21T12:{minute:02}:00{offset}" for minute in range(50)]
-    rows = [event(minute, bus, time) for minute, time in enumerate(times) for bus in range(6)]
-    day.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = runner.invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "values"])
-    assert done.exit_code == 0, done.stderr
-    assert (f"agree with positions in {unit} and not in" in done.stdout) == (offset != "")
-    assert ("The times have no zone" in done.stdout) == (offset == "")
-    out = ["--out", str(tmp_path / "r.ndjson"), "--json"]
-    released = runner.invoke(app, ["replay", str(day), "--offline", "--config", str(path), *out])
-    assert released.exit_code == 0, released.stderr
-    summary = json.loads(released.stdout)
+    day = of_50_minutes(tmp_path / "day.ndjson", event, f"2017-03-21T12:{{}}:00{offset}")
+    said = written(day)
+    assert (f"agree with positions in {unit} and not in" in said) == (offset != "")
+    assert ("The times have no zone" in said) == (offset == "")
+    summary = released(day)
     assert (summary["refused"], summary["notes"]) == ({}, [])
     assert summary["windows"]
 
@@ -294,9 +282,7 @@ def test_where_a_formats_own_unit_or_zone_does_not_fit_what_is_written_declares_
     ("offset", "zone"), [("+05:30", "Asia/Kolkata"), ("-05:00", "Etc/GMT+5"), ("+00:00", "UTC"), ("Z", "UTC")]
 )
 def test_the_zone_suggested_has_the_offset_of_the_times_and_is_said_not_to_be_the_only_one(offset, zone, tmp_path):
-    rows = [itms(minute, bus, f"2021-05-08T08:{minute:02}:00{offset}") for minute in range(50) for bus in range(6)]
-    day = tmp_path / "day.ndjson"
-    day.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    day = of_50_minutes(tmp_path / "day.ndjson", itms, f"2021-05-08T08:{{}}:00{offset}")
     (line,) = (line for line in inspected(day).suggestions if line.key == "timezone")
     assert line.value == json.dumps(zone)
     assert (f"most times have {offset}, which several zones share" in line.reason) == (zone != "UTC")
@@ -320,23 +306,16 @@ def test_every_offset_that_clocks_show_today_has_a_zone_that_shows_it():
     ("kind", "speed", "wanted"),
     [("parquet", "absent", "missing"), ("ndjson", "some", "missing"), ("csv", "zero", "derived")],
 )
-def test_where_speeds_are_absent_or_wrong_what_is_written_derives_them(kind, speed, wanted, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_where_speeds_are_absent_or_wrong_what_is_written_derives_them(kind, speed, wanted, tmp_path):
     given = {"absent": None, "some": lambda n: 36.0 if n % 3 else None, "zero": lambda n: 0.0}[speed]
-    day, runner = write_day(tmp_path / "day", kind, given), CliRunner()
-    done = runner.invoke(app, ["inspect", str(day), "--json", "--write", "mine.toml", "--relation", "values"])
-    assert done.exit_code == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert f"feed.speeds = {wanted!r}" in " ".join(report["problems"])
-    assert {line["key"]: line["value"] for line in report["suggestions"]}["speeds"] == json.dumps(wanted)
-    released = runner.invoke(
-        app, ["replay", "day", "--offline", "--config", "mine.toml", "--json", "--out", "r.ndjson"]
-    )
-    assert released.exit_code == 0, released.stderr
-    summary = json.loads(released.stdout)
+    day = write_day(tmp_path / "day", kind, given)
+    said = " ".join(written(day).split())
+    assert f"feed.speeds = {wanted!r}" in said
+    assert tomllib.loads((tmp_path / "mine.toml").read_text())["feed"]["speeds"] == wanted
+    summary = released(day)
     assert summary["refused"] == ({"without-speed": 8} if speed != "some" else {"without-speed": 3})
     assert summary["derived"] >= 300
-    checked = runner.invoke(app, ["check", "--config", "mine.toml"])
+    checked = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "mine.toml")])
     assert "a derived speed is public as well and is not protected" in checked.stdout
 
 
@@ -353,13 +332,11 @@ def test_what_becomes_of_negative_speeds_is_said_as_it_is(tenth, others, fate, t
 
 
 def test_under_participation_nothing_of_where_users_were_is_written(tmp_path):
-    day, path = write_day(tmp_path / "day", "csv"), tmp_path / "mine.toml"
-    done = CliRunner().invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "participation"])
-    assert done.exit_code == 0, done.stderr
-    written = path.read_text()
-    assert not re.search(r"^domain =", written, re.MULTILINE)
-    assert re.search(r"^resolution = 8 ", written, re.MULTILINE)
-    checked = CliRunner().invoke(app, ["check", "--config", str(path)])
+    written(write_day(tmp_path / "day", "csv"), "participation")
+    text = (tmp_path / "mine.toml").read_text()
+    assert not re.search(r"^domain =", text, re.MULTILINE)
+    assert re.search(r"^resolution = 8 ", text, re.MULTILINE)
+    checked = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "mine.toml")])
     assert checked.exit_code == 2
     assert "feed.domain" in checked.stderr
 
@@ -679,15 +656,11 @@ def test_xml_that_is_no_siri_is_refused_with_what_it_lacks(tmp_path):
 
 
 def test_what_is_written_releases_the_archive_in_the_right_unit(tmp_path):
-    folder, config, out = archive(tmp_path / "day", per_unit=3.6), tmp_path / "c.toml", tmp_path / "r.ndjson"
-    written = CliRunner().invoke(app, ["inspect", str(folder), "--write", str(config), "--relation", "values"])
-    assert written.exit_code == 0, written.output
-    released = CliRunner().invoke(
-        app, ["siri-vm", str(folder), "--offline", "--out", str(out), "--config", str(config)]
-    )
-    assert released.exit_code == 0, released.output
-    assert f"{BUSES * STEPS} events (0 refused)" in released.stderr
-    assert "Note" not in released.stderr, "the speeds agree with the positions"
+    folder = archive(tmp_path / "day", per_unit=3.6)
+    written(folder)
+    summary = released(folder, "siri-vm")
+    assert (summary["events"], summary["refused"]) == (BUSES * STEPS, {})
+    assert not [note for note in summary["notes"] if "Note" in note or "speeds" in note], "they agree with positions"
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.cluster import ClusterMetadata
@@ -34,7 +34,7 @@ from stream.messages.message import WINDOW
 from stream.messages.topics import INPUT_SETTINGS
 from stream.protocol.markers import read_markers
 from stream.storage.row_store import RowStore, StateError
-from stream.windows import CLOCK_MARGIN_US, read_through
+from stream.windows import CLOCK_MARGIN_US
 from tests.support.feeding import (
     KEY,
     NOW_US,
@@ -48,7 +48,7 @@ from tests.support.feeding import (
 )
 from tests.support.ingesting import Ingesting
 from tests.support.live_events import event, every_speed, send_batch
-from tests.support.stored_rows import rows_in
+from tests.support.stored_rows import all_read, listed, read_to, stored_rows
 
 PARTITIONS = 3
 
@@ -57,18 +57,6 @@ PARTITIONS = 3
 async def topic(kafka, topic_name):
     await create_topic(kafka, topic_name, PARTITIONS)
     return topic_name
-
-
-async def stored_rows(redis) -> list[bytes]:
-    parts = [await rows_in(redis, "bus", slot) for slot in await RowStore(redis, "bus").open_slots()]
-    return sorted(row.tobytes() for part in parts for row in part)
-
-
-def all_read(redis, count: int):
-    async def check() -> bool:
-        return sum((await RowStore(redis, "bus").next_offsets()).values()) >= count
-
-    return check
 
 
 async def test_every_good_message_is_stored_and_every_bad_one_reported_without_its_payload(
@@ -274,11 +262,7 @@ async def test_windows_wait_for_partitions_that_were_assigned_but_not_read(kafka
     await produce(kafka, topic, messages(30), 1)
     async with Ingesting(topic, kafka, redis_url):
         await until(all_read(redis, 30))
-
-        async def listed() -> bool:
-            return len(await RowStore(redis, "bus").partition_times()) == PARTITIONS
-
-        await until(listed)
+        await until(listed(redis, PARTITIONS))
         times = await RowStore(redis, "bus").partition_times()
     assert sorted(times) == [f"{topic}/{number}" for number in range(PARTITIONS)]
     assert [times[f"{topic}/{number}"].max_event_us is None for number in range(PARTITIONS)] == [False, True, True]
@@ -392,17 +376,13 @@ async def test_what_is_damaged_is_left_out_and_neither_other_messages_nor_other_
     damage(logs[4], 1, LENGTH, nowhere)  # so the broker itself finds no batch there
     async with Ingesting(topic_name, server.bootstrap, redis_url, lateness="append-time") as ingesting:
 
-        async def everything_is_read() -> bool:
-            offsets = await RowStore(redis, "bus").next_offsets()
-            return [offset for _, offset in sorted(offsets.items())] == [6, 6, 6, 6, 2, 6]
+        async def is_read(*offsets: int) -> bool:
+            stored = await RowStore(redis, "bus").next_offsets()
+            return tuple(offset for _, offset in sorted(stored.items())) == offsets
 
-        await until(everything_is_read)
+        await until(lambda: is_read(6, 6, 6, 6, 2, 6))
         await send(server, topic_name, 1, 19)
-
-        async def and_what_comes_later() -> bool:
-            return (await RowStore(redis, "bus").next_offsets())[f"{topic_name}/1"] == 7
-
-        await until(and_what_comes_later)
+        await until(lambda: is_read(6, 7, 6, 6, 2, 6))
     read = [0, 0.25, 2, 2.25, 10, 10.25, 11, 11.25, 19, 20, 20.25, 22, 22.25, 30, 30.25, 32, 32.25]
     read += [40, 40.25, 50, 50.25, 51, 51.25, 52, 52.25]
     assert await every_speed(redis) == [100 * speed for speed in read]
@@ -439,31 +419,9 @@ def dead(server: KafkaServer) -> Iterator[None]:
 
 async def create(bootstrap: str, topic: str, settings: dict[str, str]) -> TopicPartition:
     async with administering(bootstrap) as admin:
-        await admin.create_topics(
-            [NewTopic(topic, -1, -1, replica_assignments={0: [LEADER, FOLLOWER]}, topic_configs=settings)]
-        )
+        replicas = {0: [LEADER, FOLLOWER]}
+        await admin.create_topics([NewTopic(topic, -1, -1, replica_assignments=replicas, topic_configs=settings)])
     return TopicPartition(topic, 0)
-
-
-@contextlib.asynccontextmanager
-async def producing(bootstrap: str) -> AsyncIterator[AIOKafkaProducer]:
-    """A producer that waits for the leader alone."""
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks=1)
-    await producer.start()
-    try:
-        yield producer
-    finally:
-        await producer.stop()
-
-
-@contextlib.asynccontextmanager
-async def reading(bootstrap: str, topic: str) -> AsyncIterator[AIOKafkaConsumer]:
-    consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap)
-    await consumer.start()
-    try:
-        yield consumer
-    finally:
-        await consumer.stop()
 
 
 async def shows(consumer: AIOKafkaConsumer, partition: TopicPartition, messages: int) -> bool:
@@ -479,8 +437,8 @@ async def test_the_end_of_the_log_lies_behind_messages_that_are_not_shown_yet_an
     await create(leader, WINDOW, {})
     span = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
     marker = {"window": span, "generation": "g", "digest": "sha256:0", "sequence": 1}
-    async with reading(leader, topic_name) as consumer:
-        async with producing(leader) as producer:
+    async with AIOKafkaConsumer(topic_name, bootstrap_servers=leader) as consumer:
+        async with AIOKafkaProducer(bootstrap_servers=leader, acks=1) as producer:
             await producer.send_and_wait(topic_name, b"shown")
             await until(lambda: shows(consumer, partition, 1))
             with dead(pair[FOLLOWER - 1]):
@@ -507,33 +465,26 @@ async def test_an_event_that_its_leader_cannot_show_until_after_the_deadline_cou
 ):
     leader = pair[LEADER - 1].bootstrap
     partition = await create(leader, topic_name, INPUT_SETTINGS)
-    rows, settings = RowStore(redis, "bus"), {"lateness": "append-time", "slot": "2s", "allowed_delay": "2s"}
-
-    def read_to(moment: float) -> Callable[[], Awaitable[bool]]:
-        async def check() -> bool:
-            return (read_through(await rows.partition_times()) or 0) > moment * 1e6
-
-        return check
-
+    settings = {"lateness": "append-time", "slot": "2s", "allowed_delay": "2s"}
     async with (
         Ingesting(topic_name, leader, redis_url, **settings) as ingesting,
-        producing(leader) as producer,
-        reading(leader, topic_name) as consumer,
+        AIOKafkaProducer(bootstrap_servers=leader, acks=1) as producer,
+        AIOKafkaConsumer(topic_name, bootstrap_servers=leader) as consumer,
     ):
         await producer.send_and_wait(topic_name, event("first", time.time(), 1))
-        await until(read_to(time.time()))
+        await until(read_to(redis, time.time()))
         with dead(pair[FOLLOWER - 1]):
             sent = time.time()
             await producer.send_and_wait(topic_name, event("second", sent, 2))
             deadline = sent + 2 + 2 + CLOCK_MARGIN_US / 1e6 + 1.5
             is_hidden = True
             while is_hidden and time.time() < deadline:
-                is_read = await read_to(sent)()
+                is_read = await read_to(redis, sent)()
                 # Asked second: the leader may give the follower up, and show the event, at any moment.
                 is_hidden = await shows(consumer, partition, 1)
                 assert not (is_hidden and is_read), "not everything that was appended by then was read"
                 await asyncio.sleep(0.2)
-        await until(read_to(sent + 4))
+        await until(read_to(redis, sent + 4))
         assert sorted(await every_speed(redis)) == [100, 200]
         assert (ingesting.count("events_late_total"), ingesting.count("events_skewed_total")) == (0, 0)
 
@@ -541,20 +492,16 @@ async def test_an_event_that_its_leader_cannot_show_until_after_the_deadline_cou
 async def test_of_a_topic_that_is_made_anew_everything_is_read_although_its_offsets_were_read_before(
     kafka, redis, redis_url, topic_name
 ):
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    try:
-        for anew in range(2):
-            await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
-            values = [event("a", time.time(), 10 * anew + speed) for speed in range(5 - anew)]
-            await send_batch(kafka, topic_name, None, values)
-            async with Ingesting(topic_name, kafka, redis_url, lateness="append-time"):
+    for anew in range(2):
+        await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
+        values = [event("a", time.time(), 10 * anew + speed) for speed in range(5 - anew)]
+        await send_batch(kafka, topic_name, None, values)
+        async with Ingesting(topic_name, kafka, redis_url, lateness="append-time"):
 
-                async def is_read(count: int = len(values)) -> bool:
-                    return await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": count}
+            async def is_read(count: int = len(values)) -> bool:
+                return await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": count}
 
-                await until(is_read)
+            await until(is_read)
+        async with administering(kafka) as admin:
             await admin.delete_topics([topic_name])
-    finally:
-        await admin.close()
     assert await every_speed(redis) == [0, 100, 200, 300, 400, 1000, 1100, 1200, 1300]

@@ -181,12 +181,6 @@ def test_fields_without_a_speed_need_speeds_to_be_derived_and_derived_events_are
         feed("reported")
 
 
-@pytest.fixture
-async def topic(kafka: str, topic_name: str) -> str:
-    await create_topic(kafka, topic_name, PARTITIONS)
-    return topic_name
-
-
 def replayed(
     hexveil: Sequence[str], tmp_path: Path, kafka: str, topic: str, text: str, names: Mapping[str, str] = SPEEDLESS
 ) -> str:

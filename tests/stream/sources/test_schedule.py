@@ -1,5 +1,5 @@
-"""A timetable becomes public facts of cells: names, routes, lines, the public cell list, and how fast its vehicles should
-be in each hour; hostile archives cost a bounded amount."""
+"""A timetable becomes public facts of cells: names, routes, lines, the public cell list, and how fast its vehicles
+should be in each hour; hostile archives cost a bounded amount."""
 
 import json
 import random

@@ -128,11 +128,6 @@ def test_only_a_speed_that_is_no_number_counts_as_missing():
         assert math.isnan(decode_snapshot(body).speed[0])
 
 
-def test_json_in_which_a_name_occurs_twice_is_refused():
-    with pytest.raises(SnapshotError, match="occurs twice"):
-        decode_snapshot(in_form(feed_message([BUS]), "json").replace(b'"speed"', b'"speed": 3, "speed"'))
-
-
 def test_without_any_timestamp_the_arrival_counts_and_without_that_the_vehicle_is_refused():
     body = snapshot_bytes([("a", None, 28.6, 77.2, 1.0)], header_s=None)
     assert decode_snapshot(body, received_us=START * 10**6 + 7).time.tolist() == [START * 10**6]
