@@ -93,27 +93,6 @@ def test_elements_of_messages_that_were_appended_at_different_times_are_judged_b
     assert refusals(batch) == [(2, 0, "in-future")]
 
 
-PARTS = st.sampled_from([event(), event(speed=-1), b"NaN", b"{:}", b"[1]", b"null", b'"],[\\""', b"{}", b'{"user": 1}'])
-
-
-@given(st.lists(st.lists(PARTS, min_size=1, max_size=5), max_size=6), st.integers(1, 12))
-@settings(max_examples=40)
-def test_pieces_of_any_size_give_what_the_whole_gives_and_every_element_once(arrays, at_once):
-    values = [array(*parts) for parts in arrays]
-    whole = decoder().decode(values, NOW_US)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "AT_ONCE", at_once)
-        pieces = decoder().decode(values, NOW_US)
-        if values:
-            assert 1 <= decoder().decode_part(values, NOW_US).messages <= len(values)
-    assert (pieces.rows == whole.rows).all()
-    assert refusals(pieces) == refusals(whole)
-    assert len(whole.rows) + len(whole.refused) == sum(map(len, arrays))
-    flat = decoder(arrays=False).decode([part for parts in arrays for part in parts], NOW_US)
-    assert (whole.rows == flat.rows).all()
-    assert whole.reason.tolist() == flat.reason.tolist()
-
-
 def test_what_an_array_may_cost_is_bounded():
     fitting = array(*[event()] * (MAX_ARRAY_BYTES // 90))
     assert 1 << 16 < len(fitting) <= MAX_ARRAY_BYTES

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -110,26 +112,18 @@ def cut_short(handler: BaseHTTPRequestHandler) -> None:
     handler.wfile.write(b"\x0a\x0d")
 
 
-def slow(handler: BaseHTTPRequestHandler) -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    for _ in range(40):
-        try:
-            handler.wfile.write(b"x")
-            time.sleep(0.1)
-        except OSError:
-            return
+def pouring(size: int, pause_s: float) -> Callable[[BaseHTTPRequestHandler], None]:
+    """An answer without end, in pieces."""
 
+    def send(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        with suppress(OSError):
+            for _ in range(2000):
+                handler.wfile.write(b"x" * size)
+                time.sleep(pause_s)
 
-def endless(handler: BaseHTTPRequestHandler) -> None:
-    handler.send_response(200)
-    handler.end_headers()
-    try:
-        for _ in range(2000):
-            handler.wfile.write(b"x" * 65536)
-    except OSError:
-        return
+    return send
 
 
 def test_a_compressed_answer_is_read_and_a_compressed_bomb_is_refused():
@@ -146,8 +140,8 @@ def test_a_compressed_answer_is_read_and_a_compressed_bomb_is_refused():
         (answer(500), "status 500", False),
         (answer(403), "status 403; check the address and the key", True),
         (cut_short, "Error", False),
-        (slow, "no complete answer within 1 s", False),
-        (endless, "more than 1048576 bytes", False),
+        (pouring(1, 0.1), "no complete answer within 1 s", False),
+        (pouring(65_536, 0), "more than 1048576 bytes", False),
         (answer(302, Location="/again"), "more than 5 redirects", False),
         (answer(302, Location="file:///etc/passwd"), "redirected to a file address", True),
     ],

@@ -97,27 +97,6 @@ def test_ndjson_of_the_feeds_format_passes_byte_for_byte(tmp_path):
     assert messages.unread == 1
 
 
-HOSTILE = [
-    b"only,three,cells",
-    b"1,2017-03-21T00:00:31-05:00,fast,1,2,30.2,-97.7,x",
-    b"1,yesterday,1.0,1,2,30.2,-97.7,x",
-    b"1,2017-03-21T00:00:31,1.0,1,2,30.2,-97.7,no offset",
-    b"1,2017-03-21T00:00:31-05:00,1.0,1,2,nan,-97.7,x",
-    b'"unclosed,2017-03-21T00:00:31-05:00,1.0,1,2,30.2,-97.7,x',
-    b"\xff\xfe\x00",
-]
-
-
-@pytest.mark.parametrize("bad", HOSTILE)
-@pytest.mark.parametrize("target", ["canonical", "capmetro"])
-def test_a_malformed_row_is_passed_on_and_counted_and_its_neighbours_survive(capmetro, bad, target):
-    good = capmetro.read_bytes()
-    capmetro.write_bytes(good + bad + b"\n" + good.removeprefix(CAPMETRO_HEADER))
-    messages = read(capmetro, "capmetro", feed(format=target))
-    assert messages.unread == 1
-    assert [key is None for key in messages.keys] == [False, False, True, False, False]
-
-
 def test_a_cut_gzip_yields_what_it_holds_and_then_says_so(tmp_path):
     rows = b"".join(b"%d,2017-03-21T00:00:31-05:00,1.0,1,2,30.2,-97.7,%d\n" % (i, i * 7919) for i in range(5000))
     whole = gzip.compress(CAPMETRO_HEADER + rows)
