@@ -382,18 +382,10 @@ def test_what_a_region_may_cost_is_bounded(config):
     assert len(part.refused) == part.messages * most
 
 
-PARTS = st.sampled_from(
-    [
-        region(),
-        region(CORNER),
-        region(CORNER, {"lat": 10.0, "lng": -97.7}),
-        region(user=""),
-        region("x"),
-        region(**CORNER),
-    ]
-    + [message(**CORNER), message(**CORNER, speed=-1), b"NaN", b"{:}", b"{}", b"[1]", b"null", b'"],[\\""']
-    + [b'{"region": [NaN]}']
-)
+PLACED, FAR = message(**CORNER), {"lat": 10.0, "lng": -97.7}
+REGIONS = (region(), region(CORNER), region(CORNER, FAR), region(user=""), region("x"), region(**CORNER))
+ODD = (message(**CORNER, speed=-1), b"NaN", b"{:}", b"{}", b"[1]", b"null", b'"],[\\""', b'{"region": [NaN]}')
+PARTS = st.sampled_from([*REGIONS, PLACED, *ODD])
 MESSAGES = PARTS | st.lists(PARTS, min_size=1, max_size=4).flatmap(
     lambda parts: st.sampled_from([array(*parts), notification(*parts)])
 )
