@@ -66,19 +66,14 @@ def test_every_benchmark_of_the_source_tree_is_named_and_has_the_one_shape():
         assert options == [option for option in OPTIONS if f"--{option}" in BENCHMARKS[name]]
 
 
-@pytest.mark.parametrize(("arguments", "variable"), [(["--quick"], ""), ([], "1")])
-def test_quick_figures_are_marked(arguments, variable, monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "variable", "quick"), [(["--quick"], "", True), ([], "1", True), ([], "", False)]
+)
+def test_quick_figures_are_marked_and_without_quick_the_full_size_is_run(arguments, variable, quick, monkeypatch):
     monkeypatch.setenv("HEXVEIL_BENCH_QUICK", variable)
     monkeypatch.setattr(mechanisms, "run", lambda quick: {"asked": quick})
     figures = json.loads(hexveil_bench("mechanisms", "--json", *arguments).stdout)
-    assert figures == {"benchmark": "mechanisms", "quick": True, "asked": True}
-
-
-def test_without_quick_the_full_size_is_run_and_said(monkeypatch):
-    monkeypatch.delenv("HEXVEIL_BENCH_QUICK", raising=False)
-    monkeypatch.setattr(mechanisms, "run", lambda quick: {"asked": quick})
-    figures = json.loads(hexveil_bench("mechanisms").stdout)
-    assert figures == {"benchmark": "mechanisms", "quick": False, "asked": False}
+    assert figures == {"benchmark": "mechanisms", "quick": quick, "asked": quick}
 
 
 @pytest.mark.usefixtures("nothing_is_measured")

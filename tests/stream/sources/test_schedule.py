@@ -33,6 +33,10 @@ from tests.support import hourly
 from tests.support.counting_calls import calls_in
 
 
+def gtfs(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["gtfs", *arguments])
+
+
 def at(chart: tuple[Place, ...], lat: float, lng: float) -> Place:
     cell = h3.latlng_to_cell(lat, lng, 8)
     return next(place for place in chart if place.cell == cell)
@@ -61,16 +65,16 @@ def test_the_public_cell_list_is_exactly_that_of_the_cells_that_routes_cross(tmp
     )
     (tmp_path / "hexveil.toml").write_text(text, encoding="utf-8")
     archive(tmp_path / "gtfs.zip")
-    done = CliRunner().invoke(app, ["gtfs", "gtfs.zip", "--out", "places.json", "--area", "cells.geojson", "--json"])
+    done = gtfs("gtfs.zip", "--out", "places.json", "--area", "cells.geojson", "--json")
     assert done.exit_code == 0, done.stderr
     summary, listed = json.loads(done.stdout), json.loads((tmp_path / "places.json").read_text())["cells"]
     crossed = sorted(h3.str_to_int(place["cell"]) for place in listed if place["routes"])
     settings = load_config(tmp_path / "hexveil.toml")
     assert public_cells(settings).tolist() == crossed
     assert summary["crossed"] == len(crossed) > 5
-    again = CliRunner().invoke(app, ["gtfs", "gtfs.zip", "--out", "places.json"])
+    again = gtfs("gtfs.zip", "--out", "places.json")
     assert (again.exit_code, "--force" in again.stderr) == (2, True)
-    shown = CliRunner().invoke(app, ["gtfs", "gtfs.zip", "--out", "places.geojson"])
+    shown = gtfs("gtfs.zip", "--out", "places.geojson")
     assert shown.exit_code == 0, shown.stderr
     outlines = json.loads((tmp_path / "places.geojson").read_text())["features"]
     assert [feature["properties"]["cell"] for feature in outlines] == [place["cell"] for place in listed]
@@ -425,19 +429,17 @@ def test_of_a_mode_alone_the_scheduled_speeds_lines_and_cells_are_those_of_a_tim
     archive(tmp_path / "both.zip", two_modes())
     archive(tmp_path / "bus.zip", timetable_of("7:00:00,7:02:00"))
 
-    def run(*arguments: str) -> Result:
-        return CliRunner().invoke(app, ["gtfs", *arguments, "--config", str(hourly.RIDERS), "--resolution", "8"])
-
-    mixed = run("both.zip", "--out", "mixed.json")
+    options = ("--config", str(hourly.RIDERS), "--resolution", "8")
+    mixed = gtfs("both.zip", "--out", "mixed.json", *options)
     assert (mixed.exit_code, "of all modes (1 bus, 1 metro); choose yours with --mode" in mixed.stderr) == (0, True)
-    bus = run("both.zip", "--out", "of_bus.json", "--mode", "bus", "--json")
+    bus = gtfs("both.zip", "--out", "of_bus.json", "--mode", "bus", "--json", *options)
     assert (bus.exit_code, json.loads(bus.stdout)["modes"]) == (0, {"bus": 1, "metro": 1})
     assert json.loads(bus.stdout)["refused"] == {"trip-of-other-mode": 1}
     assert json.loads(bus.stdout)["scheduled"]["refused"] == {}
-    assert run("bus.zip", "--out", "bus.json").exit_code == 0
+    assert gtfs("bus.zip", "--out", "bus.json", *options).exit_code == 0
     read = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("mixed", "of_bus", "bus")}
     assert read["of_bus"] == read["bus"] != read["mixed"]
-    ferry = run("both.zip", "--out", "none.json", "--mode", "ferry")
+    ferry = gtfs("both.zip", "--out", "none.json", "--mode", "ferry", *options)
     assert (ferry.exit_code, "no route of that mode; it has 1 bus, 1 metro" in ferry.stderr) == (2, True)
 
 
@@ -541,7 +543,7 @@ def test_the_command_writes_scheduled_speeds_or_says_why_there_are_none(tmp_path
     monkeypatch.setenv("HEXVEIL_HEXAGONS__RESOLUTION", "8")
     (tmp_path / "hexveil.toml").write_text(hourly.RIDERS.read_text(encoding="utf-8"), encoding="utf-8")
     archive(tmp_path / "gtfs.zip", timetable_of("7:00:00,7:02:00,7:04:00", **files))
-    done = CliRunner().invoke(app, ["gtfs", "gtfs.zip", "--out", "places.json"])
+    done = gtfs("gtfs.zip", "--out", "places.json")
     assert done.exit_code == 0, done.stderr
     written = json.loads((tmp_path / "places.json").read_text())
     if said is not None:
