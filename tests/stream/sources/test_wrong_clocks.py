@@ -437,11 +437,11 @@ def test_it_is_said_again_after_five_minutes_and_not_before():
     ("change", "concerned"),
     [
         (trip_update, (1, 2, 3)),
-        (at_the_origin, (0,)),
+        (at_the_origin, (0, 1)),
         (lambda entity: setattr(entity, "is_deleted", True), (0, 1, 2, 3)),
         (lambda entity: None, ()),
     ],
-    ids=["trip updates beside vehicles", "some refused", "all deleted", "sound"],
+    ids=["trip updates beside vehicles", "half refused", "all deleted", "sound"],
 )
 def test_some_that_are_refused_or_anything_else_than_refused_vehicles_is_no_trouble(change, concerned):
     assert warned(lambda entity: change(entity) if int(entity.id) % 4 in concerned else None, 600) == []
