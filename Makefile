@@ -138,7 +138,8 @@ release: $(READY)
 pictures: $(READY)
 	$(BIN)/python -m tests.stream.serve.screenshots .local/pictures
 
-dashboard:
+dashboard: $(READY)
+	$(BIN)/python .ci/api-types >stream/serve/dashboard/src/schemas.d.ts
 	cd stream/serve/dashboard && npm ci && npm test && npm run build
 
 clean:

@@ -29,8 +29,7 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.local import REPO_ROOT, RedisServer
 from stream.messages.message import Message
-from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 

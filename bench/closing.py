@@ -23,7 +23,7 @@ from bench.hourly import hourly_config
 from bench.progress import shown
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.protocol.parts import statistics_of
+from stream.protocol.release_protocol import statistics_of
 from stream.statistics.plan import Allowance, Due
 from stream.storage.row_store import ROW
 

@@ -6,8 +6,6 @@ Nothing here reads a clock, a file, a server or a global random state. Noise com
 The public surface is every name without a leading underscore in the modules of ``__all__``.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING

@@ -1,7 +1,5 @@
 """Arguments of exact samplers and charges are integers: a fraction cut off would draw or charge less than was asked."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ A mechanism is ρ-zCDP if its Rényi divergence of every order α > 1 between ne
 guess.
 """
 
-from __future__ import annotations
-
 import math
 from decimal import ROUND_CEILING, Decimal, localcontext
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Arrays by what they hold; the docstrings say their shapes."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -7,8 +7,6 @@ need 3 times the variance for the count and Σ(x−U/2)², 4.5 times for Σ(x−
 *The Bernstein Mechanism* (2017), where they approximate functions; here they are the statistics.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -10,15 +10,13 @@ Zrnic 2021). Proof: the grant is at most budget − spent; its arguments are one
 with a grant of another user's ledger planted, in ``tests/dpcore/test_contributions.py``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -75,7 +73,7 @@ class BudgetSplit:
             raise BudgetError(f"shares {self.shares} µε add up to {sum(self.shares)}, not {self.total}; correct them")
 
     @classmethod
-    def by_weights(cls, total: int, weights: Sequence[float]) -> BudgetSplit:
+    def by_weights(cls, total: int, weights: Sequence[float]) -> Self:
         """Shares in proportion to public positive ``weights``, rounded down, the remainder to the largest."""
         if not weights or not all(math.isfinite(weight) and weight > 0 for weight in weights):
             raise BudgetError(f"budget weights {list(weights)}; give finite numbers above 0")

@@ -9,8 +9,6 @@ variances of the consistent prefix counts. Source: [T], mechanisms S12 and S13; 
 monotone.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache

@@ -4,12 +4,10 @@ Values are integers on a public grid (quanta), clipped to [0, U] before anything
 :class:`Counts` is public; under "participation" nothing here is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -83,9 +81,7 @@ class Contributions:
     upper: int
 
     @classmethod
-    def group(
-        cls, cell: IdArray, user: IdArray, time: IntArray, value: npt.NDArray[Any], *, upper: int
-    ) -> Contributions:
+    def group(cls, cell: IdArray, user: IdArray, time: IntArray, value: npt.NDArray[Any], *, upper: int) -> Self:
         """Group N events (columns of shape (N,)), clipping each value to [0, ``upper``] quanta.
 
         Raises :class:`ParameterError` for columns of unequal length or ``upper`` < 0, :class:`OverflowBoundError` if
@@ -122,7 +118,7 @@ class Contributions:
         """The times in 64 bits, shape (N,), made anew."""
         return self.since.astype(np.int64) + self.earliest
 
-    def regroup(self, renamed: IdArray) -> Contributions:
+    def regroup(self, renamed: IdArray) -> "Contributions":
         """The same events with cell g called ``renamed[g]``, shape (C,); a user's in cells of one name are one pair."""
         counts = self.counts
         if len(renamed) != counts.n_cells:
@@ -131,7 +127,7 @@ class Contributions:
         user = np.repeat(counts.users[counts.pair_user], counts.samples)
         return Contributions.group(cell, user, self.times, self.quanta, upper=self.upper)
 
-    def retain(self, samples: IntArray) -> Contributions:
+    def retain(self, samples: IntArray) -> "Contributions":
         """The first ``samples[p]`` values of every pair p, in time order; pairs with 0 stay, empty."""
         available = self.counts.samples
         if len(samples) != len(available) or np.any((samples < 0) | (samples > available)):

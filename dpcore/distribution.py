@@ -11,8 +11,6 @@ up. Tested: by brute force in ``tests/dpcore/test_distribution.py``, on the ship
 Neighbours differ in the values of one user; counts are public. Source: [T], mechanisms S12, S14.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

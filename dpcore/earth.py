@@ -1,7 +1,5 @@
 """The earth as a sphere: one radius, and distances on it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dpcore.arrays import FloatArray

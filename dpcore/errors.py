@@ -1,7 +1,5 @@
 """Typed errors: each message is a sentence with the value, the bound and the remedy."""
 
-from __future__ import annotations
-
 
 class DPError(ValueError):
     """Any refusal of this package."""

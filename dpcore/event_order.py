@@ -5,8 +5,6 @@ several columns take. So what events are sorted by is packed into one number eac
 event.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -6,8 +6,6 @@ Rejection from the discrete Laplace after Canonne, Kamath and Steinke, *The Disc
 an accepted proposal has exactly the law ∝ exp(−y²/(2σ²)). Integers and rejection only.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import scipy
 

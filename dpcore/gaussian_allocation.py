@@ -13,8 +13,6 @@ Laplace noise. Whatever the solver did, the charges were added up in integers an
 mechanism S15; Boyd and Vandenberghe, *Convex Optimization*, chapter 5.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import scipy
 

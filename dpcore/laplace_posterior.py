@@ -6,9 +6,8 @@ sites. Source: Minka, "Expectation Propagation for Approximate Bayesian Inferenc
 (2006), section 3.6, updated in parallel.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import scipy
@@ -104,7 +103,7 @@ class _Covariance:
     variance: FloatArray
 
     @classmethod
-    def of(cls, matrix: FloatArray) -> _Covariance:
+    def of(cls, matrix: FloatArray) -> Self:
         """Both orders of ``matrix``."""
         return cls(matrix, np.asfortranarray(matrix), np.diag(matrix))
 
@@ -121,7 +120,7 @@ class _GaussianPosterior:
     log_volume: float
 
     @classmethod
-    def of(cls, covariance: _Covariance, precision: FloatArray, shift: FloatArray) -> _GaussianPosterior:
+    def of(cls, covariance: _Covariance, precision: FloatArray, shift: FloatArray) -> Self:
         """The posterior beside sites of ``precision`` and mean ``shift``/``precision``. Its variance is the diagonal of
         (I - (I + √P·covariance·√P)⁻¹)/P. Source: Rasmussen and Williams (2006), (3.66) to (3.68). LAPACK is called
         directly: the checks of :mod:`scipy.linalg` take longer than the work for the few cells of most feeds.
@@ -154,7 +153,7 @@ class _Approximation:
     posterior: _GaussianPosterior
 
     @classmethod
-    def of(cls, covariance: _Covariance, precision: FloatArray, shift: FloatArray) -> _Approximation:
+    def of(cls, covariance: _Covariance, precision: FloatArray, shift: FloatArray) -> Self:
         """The posterior of these sites."""
         posterior = _GaussianPosterior.of(covariance, precision, shift)
         return cls(covariance.variance, precision, shift, posterior)

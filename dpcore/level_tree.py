@@ -5,8 +5,6 @@ publicly empty: they get no noise and are known to be 0. Source: [T] *Optimal Tr
 CDFs*, mechanisms S12.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

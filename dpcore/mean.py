@@ -12,8 +12,6 @@ Neighbours differ in the values of one user; counts, hence n, Γ, the caps and t
 of quanta. Source: [C] arXiv 2405.06261, mechanisms S7, S14.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

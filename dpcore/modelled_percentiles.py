@@ -12,8 +12,6 @@ a censored normal variable, as in Tobin, Econometrica 26 (1958); scoring for the
 random-effects model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -19,8 +19,6 @@ Neighbours differ in the values of one user; Γ and the scales are functions of 
 of their reports move is protected, as values are. Source: mechanism S7 for a pair of numbers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -12,13 +12,12 @@ further bits are drawn. The digits of the tails are computed in integers with a 
 is ever rounded.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -142,7 +141,7 @@ class Groups:
     total: IntArray
 
     @classmethod
-    def of(cls, costs: IntArray, offsets: IntArray | None, weights: IntArray | None) -> Groups:
+    def of(cls, costs: IntArray, offsets: IntArray | None, weights: IntArray | None) -> Self:
         """Raises as :meth:`dpcore.noise.Noise.exponential`."""
         costs = whole_numbers("cost", costs)
         bounds = np.array([0, len(costs)]) if offsets is None else whole_numbers("offset", offsets)

@@ -5,8 +5,6 @@ row, then the next, up to the highest. These bytes are compressed (zlib, RFC 195
 λ alone takes log₂(2eλ)/6 characters a block.
 """
 
-from __future__ import annotations
-
 import base64
 import zlib
 from typing import Any

@@ -22,12 +22,10 @@ configuration, so they reveal nothing, and every cell of a public list is releas
 Neighbours differ by all events of one user. Integers are in 1/:data:`UNIT`. Source: mechanisms S13, S12.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -92,7 +90,7 @@ class Layout:
         bins: int,
         area: bool = False,
         moving_from: int = 0,
-    ) -> Layout:
+    ) -> Self:
         """The layout for these statistics of values up to ``upper`` quanta, in min(``bins``, U + 1) bins."""
         tree = bin_tree(upper, bins) if percentiles else None
         return cls(2 if variance else int(mean), weight == "sample", tree, weight, upper, area, moving_from)
@@ -276,7 +274,7 @@ def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArr
     return np.array(rows, dtype=np.int64)
 
 
-def _of_moving(layout: Layout, piece: Weighed) -> IntArray:
+def _of_moving(layout: Layout, piece: "Weighed") -> IntArray:
     """Polynomials (2, n) of the values that move, between the threshold and U; those that stand add 0."""
     above = piece.values - layout.moving_from
     weights = np.where(above >= 0, piece.weights, 0)

@@ -1,7 +1,5 @@
 """The neighbouring relation: which two histories a release must make hard to tell apart."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -15,10 +15,8 @@ goes into the interval. Source: mechanism S16; moments of a censored normal vari
 (1958).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import scipy
@@ -146,7 +144,7 @@ class Response:
     open: FloatArray
 
     @classmethod
-    def of(cls, forecast: FloatArray, lower: FloatArray, upper: FloatArray, spread: float, top: float) -> Response:
+    def of(cls, forecast: FloatArray, lower: FloatArray, upper: FloatArray, spread: float, top: float) -> Self:
         """Of users' means that are normal with deviation ``spread``, clipped to [0, ``top``], around the ``forecast``
         (C,)."""
         middle = np.clip(forecast, 0.02 * top, 0.98 * top)

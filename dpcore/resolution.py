@@ -5,8 +5,6 @@ Relation "values" only: which cells are pooled is a function of public counts. A
 after those of its cells that can stand alone are taken out. Every event belongs to exactly one region.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 All mechanisms plan their scales and draw from them here, and share the checks of their input.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction

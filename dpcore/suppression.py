@@ -9,13 +9,11 @@ User-Level DP Composition for Fixed Estimation Error" (arXiv 2405.06261), with t
 Not valid under relation "participation": it reads counts.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -157,7 +155,7 @@ def _limits_tried(most: int) -> list[int]:
 
 
 def _run(
-    table: CellTable,
+    table: "CellTable",
     epsilon_micro: float,
     statistics: Sequence[Statistic],
     min_users: int,
@@ -168,11 +166,14 @@ def _run(
 ) -> Suppression:
     epsilon = epsilon_micro / MICRO
     error = departure_error("mean" in statistics, "variance" in statistics, epsilon)
-    if by_events:
-        error = weighted_by_events(error, len(statistics))
-    run = LevelRun(table, error, min_users, max_evaluations)
+
+    def of_events(total: int, retained: int, largest: int) -> float:
+        """What a sum over events loses by the cell, at most one full range of each statistic."""
+        return total * min(len(statistics), error(total, retained, largest))
+
+    run = LevelRun(table, of_events if by_events else error, min_users, max_evaluations)
     before, level = run.run(threshold, max(stop_at, 1))
-    samples = run.retained_samples()
+    samples = np.where(np.frombuffer(run.active, dtype=np.uint8) > 0, table.counts.samples, 0)
     bias, noise = worst_case_error(*_cell_columns(table.counts, samples), epsilon, statistics)
     worst = float((bias + noise).max(initial=0.0))
     return Suppression(samples, before, level, epsilon_micro, worst, run.evaluations)
@@ -215,22 +216,11 @@ def departure_error(of_mean: bool, of_variance: bool, epsilon: float) -> Error:
         if of_variance:
             j = largest if 2 * largest <= retained else retained // 2
             noise = j * (retained - j) / (retained * retained)
-            summed += _variance_bias(total, retained) + noise * per_share
+            kept = retained if 2 * retained > total else total // 2
+            summed += kept * (total - kept) / (total * total) + noise * per_share
         return summed
 
     return error
-
-
-def weighted_by_events(error: Error, most: float) -> Error:
-    """``error`` times the events of the cell: what a sum over events loses, each at most ``most``."""
-    return lambda total, retained, largest: total * min(most, error(total, retained, largest))
-
-
-def _variance_bias(total: int, retained: int) -> float:
-    """Scalar form of :func:`dpcore.variance.clipping_bias`."""
-    if 2 * retained > total:
-        return retained * (total - retained) / (total * total)
-    return (total // 2) * (total - total // 2) / (total * total)
 
 
 @dataclass(frozen=True)
@@ -251,7 +241,7 @@ class CellTable:
     pairs_of: list[list[int]]
 
     @classmethod
-    def of(cls, counts: Counts) -> CellTable:
+    def of(cls, counts: Counts) -> Self:
         """The table of ``counts``; pairs without samples belong to no user."""
         samples = counts.samples
         sampled = samples > 0
@@ -383,8 +373,3 @@ class LevelRun:
             self.first[g], self.largest[g] = self.second[g], self.runner_up[g]
         if pair in (first, self.second[g]):
             self._find_second(g)
-
-    def retained_samples(self) -> IntArray:
-        """Shape (P,): samples of the pairs that are still active."""
-        active = np.frombuffer(bytes(self.active), dtype=np.uint8).astype(bool)
-        return np.where(active, self.table.counts.samples, 0)

@@ -13,8 +13,6 @@ Neighbours differ in the values of one user; counts are public. Source: [C] arXi
 clipping bias cases and its item-level Δ corrected, ``research/errata.md``).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -16,7 +16,7 @@ from bench.progress import shown
 from dpcore.contributions import Counts
 from dpcore.noise import Noise
 from dpcore.suppression import suppress, unsuppressed_noise
-from stream.statistics.values.cell_means import MECHANISMS
+from stream.statistics.values.cell_statistics import MECHANISMS
 
 UPPER = 6500
 USERS = 40

@@ -6,8 +6,6 @@ end of its window plus the allowed delay. A window is released once the source i
 neither on the pace nor on who else sends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os
@@ -32,12 +30,10 @@ from stream.config import Config
 from stream.diagnosis.reading import ageless
 from stream.ingestion.decoding import Batch, Decoder
 from stream.ingestion.pseudonyms import load_user_key
-from stream.local import die_with_parent
-from stream.logs import configure_logs
 from stream.messages.message import Message, rejected_message
 from stream.offline import LinePublisher, claim_feed
-from stream.protocol.parts import ContentError, signer_of, statistics_of
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.close_process import begin_closing
+from stream.protocol.release_protocol import ContentError, ReleaseProtocol, signer_of, statistics_of
 from stream.sources.delivery import Pacer, Progress, deliver
 from stream.sources.messages import Messages
 from stream.statistics.plan import PlanError
@@ -294,8 +290,7 @@ async def _close(config: Config, slot: int, out: Path) -> None:
 
 
 def _initialise(parent: int) -> None:
-    die_with_parent(parent)
-    configure_logs()
+    begin_closing(parent)
     os.setsid()  # what is sent to the whole group is for the parent, which lets the current window finish
     for number in _FOR_THE_PARENT:
         signal.signal(number, signal.SIG_IGN)  # forgets what came before

@@ -4,8 +4,6 @@ A connection costs an open file, whether it asks for anything or not. Without bo
 all others out, and the process itself from files and servers that it needs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

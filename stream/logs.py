@@ -1,7 +1,5 @@
 """Logs on stderr: one JSON object per line, or text on a terminal. Repeated warnings are logged from time to time."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import time

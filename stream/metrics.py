@@ -1,7 +1,5 @@
 """Operator metrics: inside the trust boundary. No metric carries a user, vehicle, route, trip or cell label."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

@@ -1,7 +1,5 @@
 """Releases a recording without Kafka, with the windows, ledger and mechanisms of the service. Releases are lines."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -29,11 +27,10 @@ from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
-from stream.protocol.parts import ContentError, signer_of, statistics_of
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ContentError, ReleaseProtocol, signer_of, statistics_of
 from stream.sources.messages import Messages
 from stream.storage.ledger import Ledger
-from stream.storage.row_store import ROW, RowStore
+from stream.storage.row_store import ROW, RowStore, by_slot
 from stream.storage.shared_ledger import NO_TOPIC, Common, SharedLedger
 from stream.windows import SpanError, Window, utc_text
 
@@ -124,9 +121,7 @@ def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str)
 def split_by_slot(rows: npt.NDArray[np.void], config: Config) -> dict[int, npt.NDArray[np.void]]:
     """Rows of each timeslot, oldest slot first."""
     starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
-    order = np.argsort(starts, kind="stable")
-    slots, first = np.unique(starts[order], return_index=True)
-    return dict(zip(slots.tolist(), np.split(rows[order], first[1:]), strict=True)) if len(slots) else {}
+    return {slot: rows[chosen] for slot, chosen in by_slot(starts)}
 
 
 def replay_offline(
@@ -223,8 +218,7 @@ async def _release(
     started: float,
     file_format: str,
 ) -> OfflineSummary:
-    redis = Redis.from_url(url)
-    try:
+    async with Redis.from_url(url) as redis:
         fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
         ledger = await claim_feed(config, redis, fingerprint, file_format)
         # Also a higher one than before: this Redis runs for one replay alone, so no worker with a lower one uses it.
@@ -246,8 +240,6 @@ async def _release(
         already = await _close_each(protocol, slots)
         aside = await protocol.store.reasons()
         charged = {period: await ledger.total(period) for period in await ledger.periods()}
-    finally:
-        await redis.aclose()
     return OfflineSummary(
         events=events - refused.total(),
         refused=dict(refusals.counts + refused),

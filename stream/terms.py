@@ -6,8 +6,6 @@ from it what statistics read, when a window is planned; whoever draws the window
 reads the terms that were charged.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Literal, Self
@@ -346,7 +344,7 @@ class Terms(Struct, frozen=True):
             declared=regions is not None and regions.origin == "declared",
         )
 
-    def releasing(self, statistics: tuple[str, ...]) -> Terms:
+    def releasing(self, statistics: tuple[str, ...]) -> "Terms":
         """The terms of a window that releases these ``statistics`` of speed only."""
         return msgspec.structs.replace(self, speed=msgspec.structs.replace(self.speed, statistics=statistics))
 

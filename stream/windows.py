@@ -7,8 +7,6 @@ a slot never straddles two periods, not even on days of 23, 23.5 or 25 hours. A 
 first occurrence; one that they skip is the instant at which the clock before the change would have shown it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta

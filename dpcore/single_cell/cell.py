@@ -6,8 +6,6 @@ Depends on counts only, so it is free under relation "values" and not valid unde
 others would be packed differently. Source: [M] arXiv 2401.15906, mechanisms S2.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ Neighbours differ in the values of one user; who, when, where and how often is p
 Source: [M] arXiv 2401.15906, mechanisms S1, S3, S4.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 

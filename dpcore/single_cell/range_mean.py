@@ -13,8 +13,6 @@ tests/audit/single_cell/test_exact_mean_audit.py (exactly), tests/audit/single_c
 Neighbours differ in the values of one user; counts are public. Source: [M] arXiv 2401.15906, mechanisms S5, S6.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

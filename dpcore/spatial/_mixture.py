@@ -10,8 +10,6 @@ leaf's noise hides that; all leaves of a level together show it. Dense nodes are
 here, and a dense middle does not make the space around it uneven.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,7 +123,7 @@ class Estimates:
     empty: BoolArray
     share: FloatArray
 
-    def put(self, nodes: IntArray, estimates: Estimates) -> None:
+    def put(self, nodes: IntArray, estimates: "Estimates") -> None:
         """Write the estimates of ``nodes``."""
         self.mean[nodes], self.variance[nodes] = estimates.mean, estimates.variance
         self.empty[nodes], self.share[nodes] = estimates.empty, estimates.share

@@ -11,8 +11,6 @@ over ε. Tested: by enumeration and by a black-box audit in tests/dpcore/spatial
 3 and 4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,11 +4,9 @@ The box and its grid are configuration, never taken from data. Axis 0 (rows) run
 from west to east; a generic x/y box reads south/north as x and west/east as y.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -70,11 +68,11 @@ class Domain:
             raise DomainError(f"grid of {self.rows} × {self.columns} cells exceeds {MAX_CELLS}; give a coarser grid")
 
     @classmethod
-    def unit_cells(cls, rows: int, columns: int) -> Domain:
+    def unit_cells(cls, rows: int, columns: int) -> Self:
         """A box in which every cell is 1 × 1: for data that arrives as counts."""
         return cls(0.0, 0.0, float(max(rows, 1)), float(max(columns, 1)), rows, columns)
 
-    def in_metres(self) -> Domain:
+    def in_metres(self) -> "Domain":
         """This box in degrees as one in metres from its south-west corner (equirectangular), with the same grid."""
         across = math.cos(math.radians((self.south + self.north) / 2))
         north = math.radians(self.north - self.south) * EARTH_M
@@ -174,7 +172,7 @@ class Domain:
         }
 
     @classmethod
-    def from_release(cls, document: dict[str, Any]) -> Domain:
+    def from_release(cls, document: dict[str, Any]) -> Self:
         """The domain of a release; raises :class:`DomainError` as the constructor does."""
         try:
             return cls(**{key: document[key] for key in ("south", "west", "north", "east", "rows", "columns")})

@@ -13,8 +13,6 @@ Its private baseline Heuristic is :class:`~dpcore.spatial.grids.UniformGrid`; th
 ``bench/not_private.py``. Source: [E], with the sensitivities of research/errata.md.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -16,12 +16,10 @@ tests/dpcore/spatial/test_euler.py. Source: [B], with the sensitivity and the co
 research/errata.md.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, Self, cast, get_args
 
 import numpy as np
 
@@ -102,10 +100,9 @@ class EulerHistogram:
 
     def _blocks(self, rectangles: Rectangles) -> tuple[IntGrid, ...]:
         rectangles.require_inside(self.domain)
-        columns = (rectangles.x0, rectangles.x1, rectangles.y0, rectangles.y1)
-        if not all(np.array_equal(column, np.floor(column)) for column in columns):
+        if rectangles.whole_edges is None:
             raise QueryError("a query cuts through cells; an Euler histogram answers for whole cells only")
-        return tuple(column.astype(np.int64) for column in columns)
+        return rectangles.whole_edges
 
     def answers(self, rectangles: Rectangles) -> FloatArray:
         """Regions that meet each rectangle of whole cells, shape (Q,); raises ``QueryError`` for others."""
@@ -163,7 +160,7 @@ class EulerHistogram:
         return {"domain": self.domain.to_release(), "structure": structure}
 
     @classmethod
-    def from_release(cls, document: dict[str, Any]) -> EulerHistogram:
+    def from_release(cls, document: dict[str, Any]) -> Self:
         """Histogram of a release document; raises :class:`~dpcore.spatial.histogram.HistogramError` for any other."""
         try:
             structure = document["structure"]

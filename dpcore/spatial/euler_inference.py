@@ -9,8 +9,6 @@ are not raised as much. Source: [B], section 5, corrected: its C3 is violated by
 = 1, V = 0 answering −3 on 3 × 3 cells.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -110,13 +108,9 @@ def is_consistent(components: IntGrid) -> bool:
 def is_covert(components: IntGrid) -> bool:
     """Whether every rectangle of cells has an answer ≥ 0 that never falls when the rectangle grows, and C1, C2 hold."""
     return is_consistent(components) and all(
-        (_least_runs(a, b) >= 0).all() for a, b in map(_run_terms, sides(components))
+        (_least_runs(side[:, ::2] - line[:, ::2], side[:, 1::2] - line[:, 1::2]) >= 0).all()
+        for side, line in sides(components)
     )
-
-
-def _run_terms(pair: tuple[IntGrid, IntGrid]) -> tuple[IntGrid, IntGrid]:
-    side, line = pair
-    return side[:, ::2] - line[:, ::2], side[:, 1::2] - line[:, 1::2]
 
 
 def _least_runs(a: IntGrid, b: IntGrid) -> IntGrid:
@@ -151,8 +145,7 @@ class Program:
         blocks = [self._bounded(index)]
         self.aux = 0
         if covert:
-            for side, line in sides(index):
-                blocks.append(self._runs(side, line))
+            blocks += [self._runs(side, line) for side, line in sides(index)]
         flat = noisy.ravel()
         self.above = np.flatnonzero(flat > 0)
         # A count below 0 can only be raised: its deviation is linear, no pair of slacks is needed.
@@ -174,14 +167,8 @@ class Program:
 
     def _bounded(self, index: IntGrid) -> tuple[IntArray, IntArray, FloatArray, int]:
         """Every odd component ≤ its two neighbours across: C1 and C2."""
-        small, large = [], []
-        for grid in (index, index.T):
-            for side in (grid[:-1:2], grid[2::2]):
-                small.append(grid[1::2].ravel())
-                large.append(side.ravel())
-        lesser, greater = np.concatenate(small), np.concatenate(large)
-        row = np.arange(len(lesser))
-        ones = np.ones(len(lesser))
+        greater, lesser = (np.concatenate([part.ravel() for part in each]) for each in zip(*sides(index), strict=True))
+        row, ones = np.arange(len(lesser)), np.ones(len(lesser))
         return np.tile(row, 2), np.concatenate([lesser, greater]), np.concatenate([ones, -ones]), len(lesser)
 
     def _runs(self, side: IntGrid, line: IntGrid) -> tuple[IntArray, IntArray, FloatArray, int]:
@@ -218,14 +205,12 @@ class Program:
 
     def relaxed(self) -> FloatArray | None:
         """A vertex of the relaxation, shape (n,)."""
-
         # Dual simplex: interior points would stop between tied integral vertices.
         vertex = scipy.optimize.linprog(self.cost, self.matrix, self.upper, bounds=(0, None), method="highs-ds")
         return self._components(vertex.x)
 
     def rounding_of(self, relaxed: FloatArray) -> FloatArray | None:
         """The best feasible choice of every fractional component's floor or ceiling."""
-
         whole = np.rint(relaxed)
         fractional = np.abs(relaxed - whole) > INTEGRAL_WITHIN
         low, high, integral = np.zeros(self.width), np.full(self.width, np.inf), np.zeros(self.width)

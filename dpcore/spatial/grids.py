@@ -14,8 +14,6 @@ brute force), tests/audit/test_spatial_audit.py. Source: Xiao, Wang and Gehrke, 
 Transforms" (2011), as [H]'s baseline.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +26,10 @@ from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, IntGrid, block_sums, cuts
-from dpcore.spatial.histogram import GridHistogram, PartitionHistogram
+from dpcore.spatial.histogram import GridHistogram
 from dpcore.spatial.mechanism import SpatialMechanism, laplace_variance, noisy_counts
 from dpcore.spatial.partition import LevelDraws, Tree, draw_counts, grow, image_of, split_boxes
+from dpcore.spatial.posterior import TreeMechanism
 
 
 def require_share(name: str, share: float) -> None:
@@ -82,7 +81,7 @@ class UniformGrid(SpatialMechanism):
 
 
 @dataclass(frozen=True)
-class AdaptiveGrid(SpatialMechanism):
+class AdaptiveGrid(TreeMechanism):
     """AG: m₁ × m₁ blocks, each cut again by its own noisy count, both levels made consistent."""
 
     total_share: float = 0.02
@@ -92,15 +91,9 @@ class AdaptiveGrid(SpatialMechanism):
         require_share("total_share", self.total_share)
         require_share("alpha", self.alpha)
 
-    def draw(
-        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
-    ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` µε. Source: [G]."""
-        return self.tree(counts, domain, epsilon_micro, noise, points_per_user).least_squares().histogram(domain)
-
-    def tree(self, counts: npt.NDArray[Any], domain: Domain, epsilon_micro: int, noise: Noise, s: int) -> Tree:
-        """Both levels before consistency, under a root that carries the noisy total; ``s`` points per user."""
-        data = 1 - self.total_share
+    def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
+        """Both levels before consistency, under a root that carries the noisy total. Source: [G]."""
+        data, s = 1 - self.total_share, points_per_user
         weights = [self.total_share, data * self.alpha, data * (1 - self.alpha)]
         shares = BudgetSplit.by_weights(epsilon_micro, weights).shares
 

@@ -19,8 +19,6 @@ it whatever the data. On smaller grids, where cells hold a point or more per 1/�
 they save: noise on every cell is then best in squared error.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -32,14 +30,14 @@ from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.grids import Singular, noisy_total, require_share
-from dpcore.spatial.histogram import Histogram, PartitionHistogram
+from dpcore.spatial.histogram import Histogram
 from dpcore.spatial.mechanism import SpatialMechanism
 from dpcore.spatial.partition import LevelDraws, Tree, areas, combine, draw_counts, grow, image_of, split_boxes
-from dpcore.spatial.posterior import Goal, require_goal, sparse_reading
+from dpcore.spatial.posterior import Goal, TreeMechanism, require_goal
 
 
 @dataclass(frozen=True)
-class SparseHierarchy(SpatialMechanism):
+class SparseHierarchy(TreeMechanism):
     """``parts`` per axis and level; levels share ``stop_share`` of the budget, growing by ``growth`` per level; a node
     whose draw is below ``stop_sigmas`` standard deviations goes no deeper.
 
@@ -64,14 +62,6 @@ class SparseHierarchy(SpatialMechanism):
             raise ParameterError("growth 0 leaves the deeper levels without a budget; give a number above 0")
         require_goal(self.goal)
         require_share("stop_share", self.stop_share)
-
-    def draw(
-        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
-    ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` µε."""
-        tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
-        sparse = sparse_reading(self.goal, tree, epsilon_micro, points_per_user)
-        return tree.least_squares().histogram(domain, sparse)
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """All draws before post-processing; every path costs exactly ``epsilon_micro``."""

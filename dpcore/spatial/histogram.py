@@ -4,11 +4,9 @@ A histogram is a partition of the count grid into rectangles with noisy counts. 
 each; intervals do not (:mod:`dpcore.spatial.range_noise`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -126,7 +124,7 @@ class GridHistogram:
         is_packed = self.noise == "independent" and self.counts.size > MOST_LISTED and isinstance(self.variances, float)
         return packed(self.counts) if is_packed and np.array_equal(self.counts, np.rint(self.counts)) else None
 
-    def fitting(self) -> GridHistogram:
+    def fitting(self) -> "GridHistogram":
         """The grid, with neighbouring blocks joined until its packed counts have at most :data:`MOST_PACKED`
         characters.
 
@@ -169,7 +167,7 @@ class SparseReading:
             )
 
     @classmethod
-    def from_release(cls, sparse: dict[str, Any]) -> SparseReading:
+    def from_release(cls, sparse: dict[str, Any]) -> Self:
         """The ``sparse`` part of a release's structure."""
         counts, expected = (np.asarray(sparse[name], dtype=np.float64) for name in ("counts", "expected"))
         return cls(counts, expected, float(sparse["below"]))

@@ -10,10 +10,8 @@ tests/dpcore/spatial/test_mechanisms.py and tests/dpcore/spatial/test_partitions
 tests/audit/test_spatial_audit.py (choices, exactly). Source: [H], corrected as in research/errata.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +22,8 @@ from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.grids import noisy_total, require_share
-from dpcore.spatial.histogram import PartitionHistogram
-from dpcore.spatial.mechanism import SpatialMechanism
 from dpcore.spatial.partition import LevelDraws, Tree, areas, box_sums, combine, draw_counts, grow, image_of
-from dpcore.spatial.posterior import Goal, require_goal, sparse_reading
+from dpcore.spatial.posterior import Goal, TreeMechanism, require_goal
 from dpcore.spatial.queries import sum_along_both
 from dpcore.spatial.trees import MAX_HEIGHT, Candidates, height_of
 
@@ -47,8 +43,8 @@ def split_sensitivity(points_per_user: int) -> int:
 
 @dataclass(frozen=True)
 class PathBudget:
-    """µε that every path from the root spends: on ``stops`` and ``splits`` level by level, and ``count_micro`` on its
-    last count.
+    """µε that every path from the root spends: on ``stops`` and ``splits`` level by level, 0 at the last one, and
+    ``count_micro`` on its last count.
 
     A path that ends early spends the shares of the levels below, too: its last count is drawn with :meth:`left`.
     """
@@ -57,21 +53,13 @@ class PathBudget:
     stops: tuple[int, ...]
     count_micro: int
 
-    def stop(self, depth: int) -> int:
-        """µε of the stop test of a node at ``depth``; 0 at the last level."""
-        return self.stops[depth] if depth < len(self.stops) else 0
-
-    def split(self, depth: int) -> int:
-        """µε of the cut of a node at ``depth``; 0 at the last level."""
-        return self.splits[depth] if depth < len(self.splits) else 0
-
     def left(self, depth: int) -> int:
         """µε that a path has not spent before ``depth``."""
         return self.count_micro + sum(self.stops[depth:]) + sum(self.splits[depth:])
 
 
 @dataclass(frozen=True)
-class HTF(SpatialMechanism):
+class HTF(TreeMechanism):
     """Homogeneous tree. ``height_share``, ``split_share``: parts of the budget for |D| and for the cuts; of the rest,
     ``stop_share`` (β) pays for the stop tests, geometrically over the heights.
 
@@ -101,7 +89,7 @@ class HTF(SpatialMechanism):
     level_epsilon_micro: int = 0
 
     @classmethod
-    def published(cls, *, stop_share: float = 0.5) -> HTF:
+    def published(cls, *, stop_share: float = 0.5) -> Self:
         """Tree with parameters of [H]: T = 3, ε′ = 5·10⁻⁴ a level, stop at 5 cells or 100 points, no consistency."""
         return cls(
             "search",
@@ -137,16 +125,8 @@ class HTF(SpatialMechanism):
         if not 1 <= self.max_height <= MAX_HEIGHT or self.stop_cells < 1:
             raise ParameterError(f"max_height must be 1..{MAX_HEIGHT} and stop_cells at least 1")
 
-    def draw(
-        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
-    ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` µε. Source: [H]."""
-        tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
-        sparse = sparse_reading(self.goal, tree, epsilon_micro, points_per_user)
-        return (tree.least_squares() if self.consistency else tree).histogram(domain, sparse)
-
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
-        """The tree with its draws before consistency; the root carries the cost of |D|."""
+        """The tree with its draws before consistency; the root carries the cost of |D|. Source: [H]."""
         height_micro, rest_micro = self.parts(epsilon_micro)
         total = noisy_total(counts, height_micro, points_per_user, noise)
         height = height_of(total, epsilon_micro, points_per_user, self.max_height) + self.extra_levels
@@ -186,7 +166,7 @@ class HTF(SpatialMechanism):
             splits = BudgetSplit.by_weights(split_micro, [1.0] * height).shares
         stop_micro, count_micro = BudgetSplit.by_weights(data_micro, [self.stop_share, 1 - self.stop_share]).shares
         stops = BudgetSplit.by_weights(stop_micro, [2 ** (depth / 3) for depth in range(height)]).shares
-        return PathBudget(splits, stops, count_micro)
+        return PathBudget((*splits, 0), (*stops, 0), count_micro)
 
     def _draw_level(
         self, truth: IntArray, boxes: IntArray, depth: int, budget: PathBudget, points_per_user: int, noise: Noise
@@ -194,12 +174,12 @@ class HTF(SpatialMechanism):
         """Draws of the true counts ``truth`` of one level's disjoint ``boxes``: a stop test of each, and a final draw
         of those that end here with all that their path has left.
         """
-        test = np.where(areas(boxes) <= self.stop_cells, 0, budget.stop(depth))
+        test = np.where(areas(boxes) <= self.stop_cells, 0, budget.stops[depth])
         drawn = draw_counts(truth, test, points_per_user, noise)
         divided = (test > 0) & (drawn[0] > self.stop_count)
         final = np.where(divided, 0, budget.left(depth) - test)
         draws = combine(drawn, draw_counts(truth, final, points_per_user, noise))
-        return LevelDraws(*draws, test + final + np.where(divided, budget.split(depth), 0), divided)
+        return LevelDraws(*draws, test + final + np.where(divided, budget.splits[depth], 0), divided)
 
     def _choose(
         self, costs: IntArray, candidates: Candidates, epsilon_micro: int, points_per_user: int, noise: Noise
@@ -254,7 +234,7 @@ class RankedCells:
     rank: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, counts: IntGrid) -> RankedCells:
+    def of(cls, counts: IntGrid) -> Self:
         """Ranks of one count grid."""
         distinct, rank = np.unique(counts, return_inverse=True)
         return cls(distinct, rank.reshape(counts.shape).astype(np.int32))
@@ -290,7 +270,7 @@ class _Side:
     ranks: IntArray
 
     @classmethod
-    def of(cls, ranked: RankedCells, area: IntArray, points: IntArray) -> _Side:
+    def of(cls, ranked: RankedCells, area: IntArray, points: IntArray) -> Self:
         """A count is an integer, so it is not above the mean iff it is not above the mean rounded down."""
         return cls(area, points, np.searchsorted(ranked.distinct, points // area, side="right").astype(np.int64))
 
@@ -318,7 +298,7 @@ class RankTables:
     points: IntArray
 
     @classmethod
-    def of(cls, ranked: RankedCells, boxes: IntArray, candidates: Candidates, ranks: IntArray) -> RankTables:
+    def of(cls, ranked: RankedCells, boxes: IntArray, candidates: Candidates, ranks: IntArray) -> Self:
         """Tables of ``ranks`` (P,) ranks per box.
 
         Widths are rounded up to powers of two, so that tables of one width make one matrix and few matrices are summed;

@@ -11,8 +11,6 @@ the box the whole ε, wherever the points lie. Proof, for each step of a mechani
 The modules of the mechanisms state their own Δ and shares. Tested: tests/audit/test_spatial_audit.py for all of them.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import Any

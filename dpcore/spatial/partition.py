@@ -5,11 +5,9 @@ by all points of one user (relation "participation"). Only :func:`draw_counts` a
 of a mechanism, see the true counts; everything else is post-processing of the draws and costs nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +116,7 @@ class Tree:
     noise: PartNoise = "independent"
 
     @classmethod
-    def of_levels(cls, levels: list[tuple[IntArray, IntArray, LevelDraws]]) -> Tree:
+    def of_levels(cls, levels: list[tuple[IntArray, IntArray, LevelDraws]]) -> Self:
         """The tree of levels, each (boxes, parent of each within the level above, draws); the root's parent is -1."""
         sizes = [len(boxes) for boxes, _, _ in levels]
         starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -136,14 +134,6 @@ class Tree:
     def leaves(self) -> IntArray:
         """Indices of nodes without children."""
         return np.flatnonzero(~self.parents)
-
-    def path_costs(self) -> IntArray:
-        """µε spent on the way from the root to each leaf, shape (leaves,)."""
-        cost = self.spent.copy()
-        for level in range(1, len(self.starts) - 1):
-            here = slice(self.starts[level], self.starts[level + 1])
-            cost[here] += cost[self.parent[here]]
-        return np.asarray(cost[self.leaves], dtype=np.int64)
 
     @property
     def parents(self) -> npt.NDArray[np.bool_]:
@@ -169,7 +159,7 @@ class Tree:
             z[at], v[at] = combine((z[at], v[at]), (sums[at], spread[at]))
         return z, v
 
-    def least_squares(self) -> Tree:
+    def least_squares(self) -> "Tree":
         """Counts that add up along the tree: generalised least squares in two passes, with their exact variances."""
         z, v = self.upward()
         sums, spread = (np.bincount(self.parent[1:], weights=column[1:], minlength=len(z)) for column in (z, v))

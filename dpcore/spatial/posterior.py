@@ -10,19 +10,20 @@ to max(count, ``sanity``), unless the thin space of its level is even (:mod:`dpc
 most ranges hold their share of a thin leaf, in uneven space next to nothing.
 """
 
-from __future__ import annotations
-
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
 from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
+from dpcore.noise import Noise
 from dpcore.spatial._mixture import Estimates, Nodes, estimates_of, even_box, unevenness
-from dpcore.spatial.domain import IndexGrid
-from dpcore.spatial.histogram import SparseReading, paint
+from dpcore.spatial.domain import Domain, IndexGrid, IntGrid
+from dpcore.spatial.histogram import PartitionHistogram, SparseReading, paint
+from dpcore.spatial.mechanism import SpatialMechanism
 from dpcore.spatial.partition import Tree, areas
 from dpcore.spatial.queries import integral_image
 
@@ -41,7 +42,7 @@ class Surroundings:
     ring: IndexGrid
 
     @classmethod
-    def of(cls, owner: IndexGrid, boxes: IntArray) -> Surroundings:
+    def of(cls, owner: IndexGrid, boxes: IntArray) -> Self:
         """The rings of ``boxes`` (P, 4) in a grid whose cells are of the boxes that ``owner`` (rows, columns) says."""
         shape = owner.shape
         x0, x1, y0, y1 = boxes.T.astype(np.int32)
@@ -81,13 +82,28 @@ def require_goal(goal: str) -> None:
         raise ParameterError(f"goal {goal!r}; give absolute or relative")
 
 
-def sparse_reading(goal: Goal, tree: Tree, epsilon_micro: int, points_per_user: int) -> SparseReading | None:
-    """The sparse reading of the leaves of ``tree`` under "relative", from its draws before least squares; else None."""
-    if goal != "relative":
-        return None
-    kept, expected = both_readings(tree)
-    below = TRUSTED * points_per_user * MICRO / epsilon_micro
-    return SparseReading(kept[tree.leaves], expected[tree.leaves], below)
+class TreeMechanism(SpatialMechanism):
+    """A mechanism that draws a tree and releases its leaves, made consistent with the draws above them if
+    ``consistency`` is set; under the ``goal`` "relative" with the sparse reading of the draws before that.
+    """
+
+    consistency: bool = True
+    goal: Goal = "absolute"
+
+    @abstractmethod
+    def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
+        """All levels with their draws, before consistency."""
+
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
+    ) -> PartitionHistogram:
+        """Histogram at ``epsilon_micro`` µε."""
+        tree, sparse = self.tree(counts, domain, epsilon_micro, noise, points_per_user), None
+        if self.goal == "relative":
+            kept, expected = both_readings(tree)
+            below = TRUSTED * points_per_user * MICRO / epsilon_micro
+            sparse = SparseReading(kept[tree.leaves], expected[tree.leaves], below)
+        return (tree.least_squares() if self.consistency else tree).histogram(domain, sparse)
 
 
 SANITY = 20.0
@@ -129,7 +145,7 @@ class _Evidence:
     unevenness: FloatArray
 
     @classmethod
-    def of(cls, tree: Tree) -> _Evidence:
+    def of(cls, tree: Tree) -> Self:
         z, variance = tree.upward()
         return cls(tree, z, variance, areas(tree.boxes), tree.parents, unevenness(tree, z, variance))
 
@@ -144,7 +160,7 @@ class _Reading:
     estimates: Estimates
 
     @classmethod
-    def of(cls, evidence: _Evidence, sanity: float | None) -> _Reading:
+    def of(cls, evidence: _Evidence, sanity: float | None) -> Self:
         """The root alone."""
         nodes = len(evidence.z)
         counts = np.zeros(nodes)

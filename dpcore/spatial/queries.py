@@ -4,13 +4,11 @@ A query is the half-open rectangle [x0, x1) × [y0, y1); x runs along axis 0 of 
 lie inside cells: a cell counts in proportion to the area covered.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -62,13 +60,13 @@ class Rectangles:
         return len(self.x0)
 
     @classmethod
-    def of_cells(cls, inclusive: npt.ArrayLike) -> Rectangles:
+    def of_cells(cls, inclusive: npt.ArrayLike) -> Self:
         """Rectangles from rows of inclusive cell indices x0, x1, y0, y1, shape (Q, 4)."""
         cells = np.asarray(inclusive, dtype=np.float64).reshape(-1, 4)
         return cls(cells[:, 0], cells[:, 1] + 1, cells[:, 2], cells[:, 3] + 1)
 
     @classmethod
-    def of_boxes(cls, domain: Domain, boxes: npt.ArrayLike) -> Rectangles:
+    def of_boxes(cls, domain: Domain, boxes: npt.ArrayLike) -> Self:
         """From rows of south, west, north, east in the units of ``domain``, shape (Q, 4); refused outside the box."""
         rows = np.asarray(boxes, dtype=np.float64).reshape(-1, 4)
         x0, y0 = domain.cell_coordinates(rows[:, 0], rows[:, 1])
@@ -96,13 +94,13 @@ class Rectangles:
             return None
         return tuple(column.astype(np.int64) for column in columns)
 
-    def in_blocks(self, x_edges: IntGrid, y_edges: IntGrid) -> Rectangles:
+    def in_blocks(self, x_edges: IntGrid, y_edges: IntGrid) -> "Rectangles":
         """Measured in the blocks that the edges make instead of cells: 2.5 lies in the middle of the third block."""
         x, y = np.arange(len(x_edges)), np.arange(len(y_edges))
         along_x = (np.interp(side, x_edges, x) for side in (self.x0, self.x1))
         return Rectangles(*along_x, *(np.interp(side, y_edges, y) for side in (self.y0, self.y1)))
 
-    def part(self, chosen: slice) -> Rectangles:
+    def part(self, chosen: slice) -> "Rectangles":
         """Some of the queries."""
         return Rectangles(self.x0[chosen], self.x1[chosen], self.y0[chosen], self.y1[chosen])
 

@@ -11,12 +11,10 @@ is known. So an interval holds the truth in 95 % of draws or more, for every dat
 shown beside it. It is wide where blocks are large.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -215,7 +213,7 @@ class TreeNoise:
         return {"children": self.children.tolist(), "variances": distinct.tolist(), "draw": index.tolist()}
 
     @classmethod
-    def from_release(cls, tree: dict[str, Any]) -> TreeNoise:
+    def from_release(cls, tree: dict[str, Any]) -> Self:
         """The noise of a release's structure; raises :class:`TreeNoiseError` for numbers that are none."""
         index = np.asarray(tree["draw"], dtype=np.int64)
         distinct = np.asarray(tree["variances"], dtype=np.float64)

@@ -357,7 +357,9 @@ class _Extremes:
 def _columns_met(regions: Regions, x: FloatArray, y: FloatArray, bands: _Bands) -> tuple[IntArray, IntArray]:
     """First and last component column, both even, that each region meets in each of its rows."""
     extremes = _Extremes(bands)
-    _meet_corners(extremes, regions, x, y)
+    corner = np.repeat(np.arange(len(regions)), np.diff(regions.start))
+    for side in (np.floor(x), np.ceil(x) - 1):  # a corner on a grid line belongs to the bands on both sides
+        extremes.meet(corner, 2 * (side.astype(np.int64) - bands.first[corner]), y)
     _meet_crossings(extremes, regions, x, y)
     low, high = extremes.low, extremes.high
     # The top or bottom corner of the region may round past its own band; it has no other.
@@ -366,15 +368,12 @@ def _columns_met(regions: Regions, x: FloatArray, y: FloatArray, bands: _Bands) 
     left = np.floor(low).astype(np.int64)
     right = np.maximum(np.ceil(high).astype(np.int64) - 1, left)
     left, right = 2 * left, 2 * right
-    _contain_lines(bands.row, left, right)
+    # Bands contain the runs of the lines beside them: convexity gives it, rounding may lose it.
+    lines = np.flatnonzero(bands.row % 2 == 1)
+    for band in (lines - 1, lines + 1):
+        np.minimum.at(left, band, left[lines])
+        np.maximum.at(right, band, right[lines])
     return left, right
-
-
-def _meet_corners(extremes: _Extremes, regions: Regions, x: FloatArray, y: FloatArray) -> None:
-    """Corners in their bands; one on a grid line belongs to the bands on both sides."""
-    region = np.repeat(np.arange(len(regions)), np.diff(regions.start))
-    for side in (np.floor(x), np.ceil(x) - 1):
-        extremes.meet(region, 2 * (side.astype(np.int64) - extremes.bands.first[region]), y)
 
 
 def _meet_crossings(extremes: _Extremes, regions: Regions, x: FloatArray, y: FloatArray) -> None:
@@ -395,11 +394,3 @@ def _meet_crossings(extremes: _Extremes, regions: Regions, x: FloatArray, y: Flo
     row = 2 * (line - extremes.bands.first[region]) - 1
     for near in (row - 1, row, row + 1):
         extremes.meet(region, near, crossing)
-
-
-def _contain_lines(row: IntArray, left: IntArray, right: IntArray) -> None:
-    """Widen bands to the runs of the lines beside them: convexity gives it, rounding may lose it."""
-    lines = np.flatnonzero(row % 2 == 1)
-    for band in (lines - 1, lines + 1):
-        np.minimum.at(left, band, left[lines])
-        np.maximum.at(right, band, right[lines])

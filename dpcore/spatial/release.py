@@ -1,7 +1,5 @@
 """The release format of spatial histograms: rounding to one public granularity, and the way back from JSON."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, cast, get_args
 

@@ -8,12 +8,9 @@ points. Tested: tests/dpcore/spatial/test_partitions.py (paths, costs of medians
 Source: Cormode et al., "Differentially Private Spatial Decompositions" (2012), as [H]'s baselines.
 """
 
-from __future__ import annotations
-
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -23,9 +20,8 @@ from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.grids import noisy_total, require_share
-from dpcore.spatial.histogram import PartitionHistogram
-from dpcore.spatial.mechanism import SpatialMechanism
 from dpcore.spatial.partition import LevelDraws, Tree, areas, box_sums, draw_counts, grow, image_of, split_boxes
+from dpcore.spatial.posterior import TreeMechanism
 
 MAX_HEIGHT = 26
 """Levels below the root; the largest grid has 2^26 cells."""
@@ -44,27 +40,8 @@ def height_of(total: int, epsilon_micro: int, points_per_user: int, highest: int
     return max(1, min(highest, math.floor(math.log2(max(1.0, size)))))
 
 
-class _LeastSquaresTree(SpatialMechanism):
-    """A mechanism that draws a tree and releases its leaves, made consistent with the draws above
-    them if ``consistency`` is set.
-    """
-
-    consistency: bool
-
-    @abstractmethod
-    def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
-        """All levels with their draws, before consistency."""
-
-    def draw(
-        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
-    ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` µε."""
-        tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
-        return (tree.least_squares() if self.consistency else tree).histogram(domain)
-
-
 @dataclass(frozen=True)
-class QuadTree(_LeastSquaresTree):
+class QuadTree(TreeMechanism):
     """Halves both axes at every level, down to ``height`` levels or single cells."""
 
     budget: Literal["uniform", "geometric"] = "geometric"
@@ -113,7 +90,7 @@ class Candidates:
     k: IntArray
 
     @classmethod
-    def of(cls, boxes: IntArray, parity: int, margin: float = 0.0) -> Candidates:
+    def of(cls, boxes: IntArray, parity: int, margin: float = 0.0) -> Self:
         """Cuts along axis ``parity`` where the box has more than one line of it, else along the other; at least the
         part ``margin`` of the lines, rounded down, lies on either side.
         """
@@ -151,7 +128,7 @@ def median_costs(image: IntGrid, boxes: IntArray, candidates: Candidates) -> Int
 
 
 @dataclass(frozen=True)
-class KdTree(_LeastSquaresTree):
+class KdTree(TreeMechanism):
     """Halves the points of a node at a private median, axes in turn; height from a DP count as for HTF.
 
     ``split_share`` of the budget pays for the medians, ``total_share`` for the count. The cost of a cut is

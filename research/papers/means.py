@@ -20,7 +20,7 @@ from dpcore.budget import to_micro
 from dpcore.noise import Noise
 from research.papers.recorded_hour import RECORDING, recorded_hour, samples_of
 from research.scaling import UPPER, one_cell
-from stream.statistics.values.cell_means import MECHANISMS
+from stream.statistics.values.cell_statistics import MECHANISMS
 
 Cell = tuple[np.ndarray, np.ndarray]
 """(Samples per user (L,), their values (N,) in quanta, sorted by user)."""

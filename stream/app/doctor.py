@@ -26,9 +26,8 @@ from stream.messages.message import OUTPUT_TOPICS, WINDOW
 from stream.messages.topics import TopicPlan, durability, replicas_on, topic_plans
 from stream.protocol.ledger_check import Known, LedgerCheck, verify_ledger
 from stream.servers.connection import NEEDED, REMEDY, ServerVersion, kafka_options, start_client
-from stream.storage.client import misconfigured, redis_client
+from stream.storage.client import misconfigured, redis_client, spans_servers
 from stream.storage.ledger import Ledger, LedgerError
-from stream.storage.partitions import spans_servers
 from stream.storage.row_store import RowStore, StateError
 from stream.storage.shared_ledger import SharedLedger, budgets_that_differ, configured_otherwise, retirement_held_by
 from stream.windows import CLOCK_MARGIN_US, utc_text

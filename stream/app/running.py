@@ -32,10 +32,9 @@ from stream.messages.message import WINDOW, Message
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
 from stream.servers.connection import connect, kafka_options, require_supported
-from stream.storage.client import misconfigured, redis_client
+from stream.storage.client import misconfigured, redis_client, server_info
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import LedgerError
-from stream.storage.partitions import server_info
 from stream.storage.row_store import StateError
 
 _PAUSE_SECONDS = 1.0

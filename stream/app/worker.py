@@ -33,11 +33,10 @@ from stream.metrics import OperatorMetrics
 from stream.protocol.close_process import CloseReport
 from stream.protocol.due_windows import DueWindows
 from stream.servers.connection import kafka_password, tls_context
-from stream.storage.client import redis_client
+from stream.storage.client import ask_every_primary, redis_client
 from stream.storage.keys import FeedKeys
 from stream.storage.lease import Lease
 from stream.storage.ledger import Ledger
-from stream.storage.partitions import ask_every_primary
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from stream.windows import utc_text

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -39,6 +42,22 @@ def read_secret(path: Path, most: int = -1) -> bytes:
         if opened:
             log.info("the group of a secret file can read it", file=str(path), group=status.st_gid)
         return handle.read(most)
+
+
+@contextmanager
+def drafted(path: Path, content: bytes, mode: int = 0o600) -> Iterator[Path]:
+    """A new file beside ``path`` with this content, safe from a power cut, that may take the place of ``path``; in the
+    end it is gone. Raises :class:`OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def readers(path: Path) -> str:

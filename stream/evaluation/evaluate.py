@@ -39,7 +39,7 @@ from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import area_body, post_process, worst_errors
 from stream.statistics.plan import Due, Plan
 from stream.statistics.smoothing_state import Memory
-from stream.statistics.values.cell_means import MECHANISMS
+from stream.statistics.values.cell_statistics import MECHANISMS
 from stream.statistics.values.draw import draw_distributions, exact_values
 from stream.statistics.values.plan import duality_gap
 from stream.statistics.window_release import plan_window, speed_of

@@ -36,7 +36,7 @@ from stream.terms import Terms
 
 class Accounts:
     """Users pay from the budget of the period and, with a horizon, from that of its block, as
-    :meth:`stream.protocol.release_protocol.Planning.make` has them pay.
+    :meth:`stream.protocol.release_protocol.ReleaseProtocol.make` has them pay.
     """
 
     def __init__(self) -> None:

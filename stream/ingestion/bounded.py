@@ -9,8 +9,6 @@ aiokafka has no setting for such limits, so this module replaces two of aiokafka
 another version of aiokafka does not have these classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -231,11 +229,11 @@ class _Batches:
             self._next = next(self._readable, None)
         return self._next is not None
 
-    def next_batch(self) -> _Batch | _Damaged | None:
+    def next_batch(self) -> "_Batch | _Damaged | None":
         batch, self._next = self._next, None
         return batch
 
-    def _read(self) -> Iterator[_Batch | _Damaged]:
+    def _read(self) -> "Iterator[_Batch | _Damaged]":
         batch = self._take()
         while batch is not None:
             if self._is_sound(batch):

@@ -6,8 +6,6 @@ negative, because the number of events is public: a negative one counts as 0, an
 bound later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,8 +26,7 @@ from stream.config import Config
 from stream.config.feed import MAX_FUTURE, ORIGIN_DEGREES
 from stream.config.section import BoundingBox
 from stream.config.value import QUANTUM
-from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
-from stream.ingestion.events import Leading, Read
+from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, Leading, Read, elements, may_hold_several
 from stream.ingestion.formats import (
     OF_FIX,
     ROLES,
@@ -129,7 +126,7 @@ class _Fixes:
     lng: NDArray[np.float64]
     speed: NDArray[np.float64]
 
-    def where(self, kept: NDArray[np.bool_]) -> _Fixes:
+    def where(self, kept: NDArray[np.bool_]) -> "_Fixes":
         return _Fixes(self.user[kept], self.time_us[kept], self.lat[kept], self.lng[kept], self.speed[kept])
 
 

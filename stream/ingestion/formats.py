@@ -4,8 +4,6 @@ A format is a set of field paths (``FeedFields``) and a speed unit. The typed st
 All formats give the same five fields, so later steps do not depend on the format.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -141,11 +139,12 @@ def _format(fields: FeedFields, kmh: float, *, declared: bool, any_speed: bool =
         return FeedFormat(walking, walking, OF_FIX, fields, kmh)
     parse, values, make = shape.decode, attrgetter(*shape.names), shape.make
     if local or form in ("epoch-s", "epoch-us") or per != 1 or not speed:
-        instant = time_reader(fields, declared=declared) if local or form in ("epoch-s", "epoch-us") else _same
+        instant = time_reader(fields, declared=declared) if local or form in ("epoch-s", "epoch-us") else None
 
         def convert(message: bytes) -> Fix:
             user, moment, lat, lng, *reported = values(parse(message))
-            return Fix(user, instant(moment), lat / per, lng / per, *(reported or (None,)))
+            moment = moment if instant is None else instant(moment)
+            return Fix(user, moment, lat / per, lng / per, *(reported or (None,)))
 
         return FeedFormat(convert, _either(convert, walking), OF_FIX, fields, kmh)
 
@@ -169,10 +168,6 @@ def _either(first: Callable[[bytes], Any], second: Callable[[bytes], Any]) -> Ca
             return event
 
     return read
-
-
-def _same(moment: Any) -> Any:
-    return moment
 
 
 def _walking_decoder(fields: FeedFields, *, declared: bool, any_speed: bool = False) -> Callable[[bytes], Fix]:
@@ -365,11 +360,6 @@ def _bounded_time_us(moment: datetime | int | float) -> int:
 
 _timestamp: Callable[[Any], float] = datetime.timestamp
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def parse_time(text: str) -> int:
-    """Epoch microseconds of ISO 8601 text with an offset. Raises :class:`ValueError` for anything else."""
-    return time_us(read_instant(text, None))
 
 
 def lenient_tree(message: bytes) -> Any:

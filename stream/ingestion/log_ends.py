@@ -5,8 +5,6 @@ A leader shows a message once every follower in sync has it. While it waits for 
 watermark) lies before them, and the topic looks read to its end. Here the leader is asked for the end of its log.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable

@@ -4,15 +4,13 @@ All workers of a feed must share one key, and it must not change within a ledger
 pseudonyms has two budgets. Redis stores the key's fingerprint and so recognises another key.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import sys
 from hashlib import blake2b
 from pathlib import Path
 
-from stream.config.secret_files import OpenSecretError, read_secret
+from stream.config.secret_files import OpenSecretError, drafted, read_secret
 
 KEY_BYTES = 32
 MAX_USER_BYTES = 256
@@ -58,14 +56,7 @@ def _key_in(file: Path, remedy: str) -> bytes:
 
 
 def _make_key(file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as handle:
-            handle.write(secrets.token_bytes(KEY_BYTES))
-            handle.flush()
-            os.fsync(handle.fileno())
+    with drafted(file, secrets.token_bytes(KEY_BYTES)) as draft:
         try:
             os.link(draft, file)
         except FileExistsError:
@@ -75,8 +66,6 @@ def _make_key(file: Path) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
-    finally:
-        draft.unlink()
 
 
 def key_fingerprint(key: bytes) -> str:

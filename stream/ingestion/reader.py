@@ -1,21 +1,18 @@
 """Reads Kafka into Redis: aiokafka reads batches, the decoder makes columns, and one Lua call per batch stores them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from numpy.typing import NDArray
-from prometheus_client import Counter, Gauge
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -25,6 +22,7 @@ from stream.ingestion.bounded import BoundedConsumer, FeedRecord
 from stream.ingestion.decoding import ArrivalTimes, Batch, Decoder, Reason
 from stream.ingestion.log_ends import first_after, log_ends
 from stream.messages.message import Message, rejected_message
+from stream.metrics import OperatorMetrics
 from stream.servers.connection import connect
 from stream.storage.row_store import Appended, AppendTimes, Behind, ReadThrough, RowStore
 from stream.windows import CLOCK_MARGIN_US
@@ -45,20 +43,6 @@ Report = Callable[[Message], Awaitable[None]]
 Observe = Callable[[Sequence[bytes | None], Batch, ArrivalTimes], None]
 
 
-class IngestMetrics(Protocol):
-    """The counters that ingestion increments; :class:`stream.metrics.OperatorMetrics` provides them."""
-
-    events_ingested: Counter
-    events_rejected: Counter
-    events_late: Counter
-    events_skewed: Counter
-    events_beyond_limits: Counter
-    events_duplicate: Counter
-    events_lost: Counter
-    redis_errors: Counter
-    consumer_lag: Gauge
-
-
 class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """Reads the feed's topic into Redis until stopped. Kafka offsets are committed after the append.
 
@@ -71,7 +55,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         config: Config,
         redis: Redis,
         decoder: Decoder,
-        metrics: IngestMetrics,
+        metrics: OperatorMetrics,
         report: Report,
         observe: Observe = lambda values, batch, arrived_us: None,
     ) -> None:
@@ -161,7 +145,9 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             pause = _BACKOFF_SECONDS[0]
             for partition, begin, records in batches:
                 await self._take(partition, records, begin)
-            self._report_skipped(bounded)
+            for partition, first, last in bounded.skipped:
+                self._reject(Reason.UNREADABLE_BATCH, partition, first, last, last - first + 1)
+            bounded.skipped.clear()
             await self._note_ends(consumer)
             now = time.monotonic()
             if now - committed >= _COMMIT_SECONDS:
@@ -305,10 +291,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             self._go_to(partition, unread)
 
     async def _take(self, partition: TopicPartition, records: Sequence[FeedRecord], begin: int) -> None:
-        values, offsets = (
-            [record.value for record in records],
-            np.array([record.offset for record in records], np.int64),
-        )
+        values = [record.value for record in records]
+        offsets = np.array([record.offset for record in records], np.int64)
         appended = await self.arrivals(records)
         # If the clock goes back, or a new leader's clock is behind, append times must still not decrease.
         rising = np.maximum.accumulate(appended) if isinstance(appended, np.ndarray) else None
@@ -357,8 +341,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._metrics.events_duplicate.inc(result.duplicates)
         self._metrics.events_late.inc(result.late)
         self._metrics.events_skewed.inc(result.skewed)
-        if len(batch.refused):
-            self._report_rejected(partition, batch, offsets)
+        for reason, *where in batch.refusals(offsets):
+            self._reject(reason, partition, *where)
         return True
 
     async def arrivals(self, records: Sequence[FeedRecord]) -> ArrivalTimes:
@@ -366,15 +350,6 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         if not self._by_append_time:
             return await self._retry(self._rows.now_us)
         return np.fromiter((record.appended_us for record in records), np.int64, len(records))
-
-    def _report_rejected(self, partition: TopicPartition, batch: Batch, offsets: NDArray[np.int64]) -> None:
-        for reason, *where in batch.refusals(offsets):
-            self._reject(reason, partition, *where)
-
-    def _report_skipped(self, bounded: BoundedConsumer) -> None:
-        for partition, first, last in bounded.skipped:
-            self._reject(Reason.UNREADABLE_BATCH, partition, first, last, last - first + 1)
-        bounded.skipped.clear()
 
     def _reject(
         self, reason: Reason, partition: TopicPartition, first: int, last: int, count: int, element: int = -1

@@ -4,8 +4,6 @@ A message has either a place (``lat`` and ``lng``) or a ``region``; one with bot
 event of its own and the corners of others.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Decoders of JSON for declared paths: one msgspec type for each format, so that no event is walked in Python."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -5,8 +5,6 @@ which has two bytes, takes eighty as an object. aiokafka has no setting for such
 codecs of its readers.
 """
 
-from __future__ import annotations
-
 import threading
 import zlib
 from collections.abc import Callable

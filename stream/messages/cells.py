@@ -11,10 +11,9 @@ empty cells one in eight exceeds that (12 %; Gaussian noise: 16 %). By the same 
 reports where none is estimated to move.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -139,22 +138,19 @@ def estimates_of(cell: Cell) -> Estimates | None:
     """The leading estimates of a cell; None where it was not published, and where nobody is estimated."""
     if cell.status != "published" or not is_anybody(cell):
         return None
-    modelled = cell.post_processed or Estimates()
-    leading = Estimates(typical=modelled.typical, deviation=modelled.deviation)
+    leading = copy(cell.post_processed) if cell.post_processed else Estimates()
     for name in _DRAWN:
-        drawn, made = getattr(cell, name), getattr(modelled, name)
-        if drawn is not None or made is not None:
-            one = made or _released(cell, drawn, name)
-            if one and drawn and drawn.at_bound:
-                one = msgspec.structs.replace(one, at_bound=True)
+        drawn: Number | None = getattr(cell, name)
+        if drawn is None:
+            continue
+        if made := getattr(leading, name):
+            if drawn.at_bound:
+                setattr(leading, name, msgspec.structs.replace(made, at_bound=True))
+        elif name != "moving_mean" or _stands_out(cell, cell.moving):
+            at_bound, unit = drawn.at_bound, drawn.unit
+            one = Estimate(value=drawn.value, interval=drawn.interval, unit=unit, method=RELEASED, at_bound=at_bound)
             setattr(leading, name, one)
     return leading
-
-
-def _released(cell: Cell, drawn: Number, name: str) -> Estimate | None:
-    if name == "moving_mean" and not _stands_out(cell, cell.moving):
-        return None
-    return Estimate(value=drawn.value, interval=drawn.interval, unit=drawn.unit, method=RELEASED)
 
 
 def is_anybody(cell: Cell) -> bool:

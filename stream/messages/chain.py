@@ -7,13 +7,10 @@ who changes the key lets the old one endorse the new one, and each marker of the
 (``succeeds``).
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import os
 import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -30,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from stream.config.secret_files import OpenSecretError, read_secret
+from stream.config.secret_files import OpenSecretError, drafted, read_secret
 from stream.messages.message import Message, digest
 
 SIGNATURE = "ce_signature"
@@ -67,7 +64,7 @@ class Link(msgspec.Struct, frozen=True):
     digest: str
     signer: str = ""
 
-    def unsigned(self) -> Link:
+    def unsigned(self) -> "Link":
         """The same, which any key may follow."""
         return Link(self.digest)
 
@@ -125,7 +122,7 @@ class Signer:
         """The signature of ``value`` in base64. The same value always has the same one."""
         return base64.b64encode(self.key.sign(value)).decode()
 
-    def renewed(self) -> Signer:
+    def renewed(self) -> "Signer":
         """A new key that this one endorses."""
         new = Ed25519PrivateKey.generate()
         return Signer(new, Succession(self.public, self.sign(_ENDORSES + public_text(new.public_key()).encode())))
@@ -139,27 +136,15 @@ class Signer:
         private = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         if self.succeeds is not None:
             private = f"Succeeds: {self.succeeds.signer} {self.succeeds.endorsement}\n".encode() + private
-        file.parent.mkdir(parents=True, exist_ok=True)
         public = self.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        _written(file.with_name(f"{file.name}.pub"), public, 0o644)
-        _written(file, private, 0o600)
+        for path, content, mode in ((file.with_name(f"{file.name}.pub"), public, 0o644), (file, private, 0o600)):
+            with drafted(path, content, mode) as draft:
+                draft.replace(path)
 
 
 def new_signer() -> Signer:
     """A signer with a new key."""
     return Signer(Ed25519PrivateKey.generate())
-
-
-def _written(file: Path, content: bytes, mode: int) -> None:
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def public_text(key: Ed25519PublicKey) -> str:

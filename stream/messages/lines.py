@@ -7,8 +7,6 @@ a table's lines are kept in a file beside it; then the table is written in one s
 lines.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Output messages: topics, CloudEvents 1.0 headers (binary mode), deterministic identifiers, JSON bytes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

@@ -6,8 +6,6 @@ coarser than the finest of its window has the shape of its children of that reso
 were released apart from it. The shapes of a window's cells neither overlap nor leave gaps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple

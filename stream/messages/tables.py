@@ -11,8 +11,6 @@ A writer iterates over its rows twice, first to find the columns. Rows may be re
 memory.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

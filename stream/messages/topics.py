@@ -5,8 +5,6 @@ What is kept where, and for how long: one table, which the promise sheet prints 
 The AsyncAPI 3.1 document of the output topics.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress

@@ -5,8 +5,6 @@ noise was drawn, nor that charges were written before: those are claims about th
 (:data:`UNCHECKED`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Closes and publishes windows in a separate process: connects Redis and Kafka to the release protocol, and reports."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator
@@ -16,18 +14,16 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.local import die_with_parent
 from stream.logs import configure_logs
-from stream.protocol.due_windows import DueWindows, RowsOfCluster
+from stream.protocol.due_windows import DueWindows
 from stream.protocol.ledger_check import Known, LedgerCheck
-from stream.protocol.parts import ContentError, signer_of, statistics_of
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ContentError, ReleaseProtocol, signer_of, statistics_of
 from stream.servers.connection import start_client
 from stream.statistics.plan import PlanError
 from stream.statistics.window_rows import WindowRows
-from stream.storage.client import redis_client
+from stream.storage.client import redis_client, spans_servers
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, OutOfTurnError
-from stream.storage.partitions import spans_servers
 from stream.storage.release_store import Released, ReleaseStore
 from stream.storage.row_store import NotSealedError, RowStore
 
@@ -138,7 +134,7 @@ async def publish_windows(
                 if instant_us > now_us + lead_seconds * 1e6:
                     break
                 begun_us = await _until(instant_us, servers.rows)
-                report = await servers.publish(slot)
+                report = await servers.close(slot, publishes=True, commits=False)
                 reports.append(replace(report, behind=(begun_us - times.first_us(ends[slot])) / 1e6))
                 if report.blocks:
                     break
@@ -168,27 +164,28 @@ class _Servers:
 
     def _protocol(self, **hooks: Any) -> ReleaseProtocol:
         check, rows = self.check, self.rows
-        store = ReleaseStore.of(check.redis, self.config)
-        of_cluster = RowsOfCluster(DueWindows(self.config, rows, store, check.ledger))
+        due = DueWindows(self.config, rows, ReleaseStore.of(check.redis, self.config), check.ledger)
         return ReleaseProtocol(
             statistics_of(self.config),
             check.redis,
-            of_cluster if spans_servers(check.redis) else rows,
+            rows,
             check.ledger,
             self.publisher,
             Noise(),
             signer_of(self.config),
             before_publishing=self.check.verify,
+            sealing=due.seal if spans_servers(check.redis) else None,
             **hooks,
         )
 
-    async def close(self, slot: int, *, publishes: bool) -> CloseReport:
-        """Verify the ledger, commit one window, and publish it at once if asked to."""
+    async def close(self, slot: int, *, publishes: bool, commits: bool = True) -> CloseReport:
+        """Verify the ledger and commit one window, and publish it at once; each of both only if asked to."""
         started, redraws, arranged = time.monotonic(), list[int](), list[WindowRows]()
-        protocol = self._protocol(on_redraw=lambda: redraws.append(slot), on_uncounted=arranged.append)
         try:
-            await self.check.verify_all()
-            await protocol.commit(slot)
+            protocol = self._protocol(on_redraw=lambda: redraws.append(slot), on_uncounted=arranged.append)
+            if commits:
+                await self.check.verify_all()
+                await protocol.commit(slot)
             released = await protocol.publish(slot) if publishes else None
         except Exception as error:
             return _failed(slot, error, started)
@@ -196,15 +193,6 @@ class _Servers:
         if not arranged:
             return report
         return replace(report, beyond_limits=arranged[-1].beyond_limits, refused=arranged[-1].refused)
-
-    async def publish(self, slot: int) -> CloseReport:
-        """Publish one committed window."""
-        started = time.monotonic()
-        try:
-            released = await self._protocol().publish(slot)
-        except Exception as error:
-            return _failed(slot, error, started)
-        return CloseReport(slot, time.monotonic() - started, released)
 
 
 @asynccontextmanager

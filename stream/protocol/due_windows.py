@@ -1,14 +1,10 @@
 """Decides which windows of a feed are due. They are closed in the order of their time."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import structlog
 
 from dpcore.relation import NeighbouringRelation
@@ -56,19 +52,14 @@ class DueWindows:
         over = latest is not None and slotting.period_of(latest).start < since < math.inf
         unfinished = await self.store.unfinished() if over else None
         open_slots, passed = await self._open([slot for slot in seen.slots if slot not in aside], latest)
-        due: list[int] = []
-        first: tuple[int, int] | None = None
+        reached, first = watermark_us or 0, None
         if self.config.relation == NeighbouringRelation.PARTICIPATION:
-            due, first = await self._ticked_slots(since, watermark_us or 0, aside, latest)
+            due, first = await self._ticked_slots(since, reached, aside, latest)
             older = (slot for slot in open_slots if slot < first[0])
             passed |= dict.fromkeys(older, "it is older than the feed")
         else:
-            for slot in open_slots:
-                if (
-                    slotting.window(slot).end * 1_000_000 <= (watermark_us or 0)
-                    and slotting.period_of(slot).start >= since
-                ):
-                    due.append(slot)
+            over_slots = [slot for slot in open_slots if slotting.window(slot).end * 1_000_000 <= reached]
+            due = [slot for slot in over_slots if slotting.period_of(slot).start >= since]
         return Due(due, open_slots, aside, watermark_us, passed, first, unfinished)
 
     async def tidy(self, due: Due) -> None:
@@ -156,22 +147,3 @@ class DueWindows:
         if await self.rows.is_closed(slot):
             return await self.rows.in_progress(slot)
         return await self._begins_a_window(slot)
-
-
-@dataclass(frozen=True)
-class RowsOfCluster:
-    """The rows of a feed on a cluster, as the release protocol uses them."""
-
-    due: DueWindows
-
-    async def seal(self, slot: int) -> None:
-        """As :meth:`DueWindows.seal`."""
-        await self.due.seal(slot)
-
-    async def read(self, slot: int, *, positions: bool) -> npt.NDArray[np.void]:
-        """As :meth:`RowStore.read`."""
-        return await self.due.rows.read(slot, positions=positions)
-
-    async def drop_rows(self, slot: int) -> None:
-        """As :meth:`RowStore.drop_rows`."""
-        await self.due.rows.drop_rows(slot)

@@ -4,8 +4,6 @@ Losing Redis means losing privacy, because a ledger without its charges would gr
 releases.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -18,9 +16,9 @@ from stream.ingestion.formats import user_field, user_identity
 from stream.ingestion.pseudonyms import UserKeyError, existing_user_key, key_fingerprint, load_user_key
 from stream.messages.message import decode_outbox
 from stream.protocol.markers import Marker, Published, read_markers
+from stream.storage.client import info_of_masters, server_info, spans_servers
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import AFRESH, Ledger, LedgerError
-from stream.storage.partitions import info_of_masters, server_info, spans_servers
 from stream.storage.release_store import ReleaseStore
 from stream.storage.shared_ledger import Common, SharedLedger
 

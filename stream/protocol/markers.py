@@ -4,8 +4,6 @@ A topic's identity is a random UUID that the cluster draws when it creates the t
 because container images format their storage with a constant one; two topics never have.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import time
@@ -33,7 +31,7 @@ from stream.config.servers import KafkaConfig
 from stream.ingestion.log_ends import log_ends
 from stream.messages.message import WINDOW
 from stream.messages.verification import TOPICS, Record
-from stream.servers.connection import kafka_options, start_client
+from stream.servers.connection import kafka_options, started
 from stream.storage.ledger import LedgerError
 
 TOPIC_SECONDS = 10.0
@@ -105,9 +103,8 @@ async def read_markers(
     ``members``: feeds that joined this ledger. Raises :class:`LedgerError` if the broker does not show the topic, or a
     message of the feed or of a member is no close marker, because then nobody knows what was released.
     """
-    consumer = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
-    await start_client(consumer)
-    try:
+    new = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
+    async with started(new) as consumer:
         partitions = await _partitions(consumer)
         if not partitions:
             raise LedgerError(
@@ -124,8 +121,6 @@ async def read_markers(
         if shared_ledger is not None and await topic_identity(consumer, WINDOW) != identity:
             raise LedgerError(f"topic {WINDOW} was created anew while it was read; the worker tries again")
         return Published(ends, gathered.newest, frozenset(gathered.generations), identity)
-    finally:
-        await consumer.stop()
 
 
 async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
@@ -321,11 +316,8 @@ async def each_released(kafka: KafkaConfig) -> AsyncIterator[Record]:
 
     Errors of Kafka are passed on.
     """
-    consumer = AIOKafkaConsumer(
-        **kafka_options(kafka), enable_auto_commit=False, group_id=None, auto_offset_reset="earliest"
-    )
-    await start_client(consumer)
-    try:
+    new = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
+    async with started(new) as consumer:
         await consumer._client.force_metadata_update()
         partitions = [TopicPartition(topic, n) for topic in TOPICS for n in consumer.partitions_for_topic(topic) or ()]
         ends = await consumer.end_offsets(partitions)
@@ -337,5 +329,3 @@ async def each_released(kafka: KafkaConfig) -> AsyncIterator[Record]:
                     headers = {name: value.decode(errors="replace") for name, value in record.headers}
                     where = f"{record.topic}/{partition.partition}, offset {record.offset}"
                     yield Record(record.topic, headers, record.value or b"", where)
-    finally:
-        await consumer.stop()

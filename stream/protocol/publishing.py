@@ -1,7 +1,5 @@
 """Publishes committed windows: an idempotent producer sends the close marker last, then every message is read back."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,11 +8,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import RecordMetadata
 
 from stream.config.servers import KafkaConfig
-from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, Message
-from stream.servers.connection import kafka_options, start_client
+from stream.messages.message import OUTPUT_TOPICS, Message
+from stream.servers.connection import kafka_options, started
 
 _CONFIRM_SECONDS = 60.0
-OUTPUTS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, REJECTED)
 
 
 class PublishError(RuntimeError):
@@ -30,7 +27,7 @@ class _Producer(AIOKafkaProducer):  # type: ignore[misc]
 
     async def start(self) -> None:
         await super().start()
-        for topic in self.client.cluster.topics().intersection(OUTPUTS):
+        for topic in self.client.cluster.topics().intersection(OUTPUT_TOPICS):
             await self.client.add_topic(topic)
 
 
@@ -80,23 +77,20 @@ class KafkaPublisher:
         for message in messages:
             metadata = self._sent[message.ce_id]
             expected[TopicPartition(metadata.topic, metadata.partition)][metadata.offset] = message.value
-        consumer = AIOKafkaConsumer(**kafka_options(self._kafka), enable_auto_commit=False)
-        await start_client(consumer)
         try:
-            consumer.assign(list(expected))
-            for partition, offsets in expected.items():
-                consumer.seek(partition, min(offsets))
-            async with asyncio.timeout(_CONFIRM_SECONDS):
-                while expected:
-                    for partition, records in (await consumer.getmany(timeout_ms=1000)).items():
-                        _match(expected, partition, {record.offset: record.value for record in records})
+            async with started(AIOKafkaConsumer(**kafka_options(self._kafka), enable_auto_commit=False)) as consumer:
+                consumer.assign(list(expected))
+                for partition, offsets in expected.items():
+                    consumer.seek(partition, min(offsets))
+                async with asyncio.timeout(_CONFIRM_SECONDS):
+                    while expected:
+                        for partition, records in (await consumer.getmany(timeout_ms=1000)).items():
+                            _match(expected, partition, {record.offset: record.value for record in records})
         except TimeoutError:
             missing = sum(map(len, expected.values()))
             raise PublishError(
                 f"{missing} of {len(messages)} messages were not read back; they will be sent again"
             ) from None
-        finally:
-            await consumer.stop()
 
 
 def _match(

@@ -14,26 +14,25 @@ from prometheus_client import generate_latest
 
 from stream.config import Config
 from stream.serve import api_page, guards, openapi
-from stream.serve.addresses import prefix_of
 from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast
-from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
-from stream.serve.hexagons import Feeds, Hexagons, Ranges
+from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
-from stream.serve.means import Means, Series
+from stream.serve.means import Means
 from stream.serve.metrics import PublicMetrics
 from stream.serve.ogc.features import ROOT, Features
 from stream.serve.operations import bound, operations
 from stream.serve.parameters import read_all
 from stream.serve.reading.intake import Intake, Source, TopicSource
-from stream.serve.responses import JSON, Answers
-from stream.serve.sending import bound_every_answer
+from stream.serve.responses import JSON, Answers, packed
+from stream.serve.sending import bound_every_answer, prefix_of
 from stream.serve.static_files import add_pages
 from stream.serve.window_store import View, WindowView
 
 log = structlog.get_logger()
 
+_NOW = {"Cache-Control": "no-store"}
 SELECTED_BYTES = 32 << 20
 """Bytes kept of answers of which readers may ask for any number: a share of their own, so they push out no others."""
 
@@ -52,15 +51,12 @@ class Service:
         self.intake = Intake(self.view, self.metrics, config.feed.name, self._announce)
         ready, rules = self.intake.caught_up, len(config.public.alerts)
         self.broadcast = Broadcast(self.view, self.metrics, ready, rules)
-        self.alerts = Alerts(config, self.view, Usual(), self.answers, self.metrics, self.broadcast, ready)
+        self.alerts = Alerts(config, self.view, self.answers, self.metrics, self.broadcast, ready)
         self.city = City(config, self.view, self.answers)
         self.operations = operations(
             config.feed.name,
-            Feeds(config, self.view, self.answers),
             Hexagons(config, self.view, self.answers, selections),
-            Ranges(self.view, self.answers),
             Means(self.view, self.answers, self.city.by_name),
-            Series(self.view, self.answers, self.city.by_name),
             Histograms(self.view, self.answers, selections),
             self.broadcast,
             self.alerts,
@@ -69,7 +65,8 @@ class Service:
             Features(config.feed.name, config.feed.domain, self.view, selections, openapi.DESCRIBED),
         )
         self._described = openapi.document(self.operations)
-        self._document, self._page = msgspec.json.encode(self._described), api_page.page(self._described)
+        self._document = packed(msgspec.json.encode(self._described), JSON)
+        self._page = packed(api_page.page(self._described), "text/html")
 
     def _announce(self, window: WindowView) -> None:
         self.broadcast.announce(window)
@@ -80,37 +77,31 @@ class Service:
         read_all(request, ())
         if prefix := prefix_of(request):
             servers = [self._described["servers"][0] | {"url": prefix}]
-            return self.answers.once(request, msgspec.json.encode(self._described | {"servers": servers}), JSON)
-        return await self.answers.ready(request, self._document, JSON)
+            here = msgspec.json.encode(self._described | {"servers": servers})
+            return self.answers.sent(request, packed(here, JSON), JSON)
+        return self.answers.sent(request, self._document, JSON)
 
     async def openapi_page(self, request: web.Request) -> web.Response:
         """The OpenAPI document as a page to read."""
         read_all(request, ())
-        answer = await self.answers.ready(request, self._page, "text/html")
-        answer.headers["Content-Security-Policy"] = api_page.POLICY
-        return answer
+        return self.answers.sent(request, self._page, "text/html", {"Content-Security-Policy": api_page.POLICY})
 
     async def health(self, request: web.Request) -> web.Response:
         """200 while the process answers, reads, and judges windows for alerts. If it stopped, only a restart helps."""
         tasks = {"reading": self._reading, "judging windows for alerts": self._judging}
         ended = [name for name, task in tasks.items() if task is None or task.done()]
         status = f"no longer {' and '.join(ended)}; the operator finds the reason in the log" if ended else "ok"
-        body = {"status": status}
-        return web.json_response(body, status=503 if ended else 200, headers={"Cache-Control": "no-store"})
+        return web.json_response({"status": status}, status=503 if ended else 200, headers=_NOW)
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 once everything that existed at the start was read."""
         ready = self.intake.caught_up.is_set()
-        return web.json_response({"ready": ready}, status=200 if ready else 503, headers={"Cache-Control": "no-store"})
+        return web.json_response({"ready": ready}, status=200 if ready else 503, headers=_NOW)
 
     async def public_metrics(self, request: web.Request) -> web.Response:
         """Metrics in Prometheus' text format."""
-        return web.Response(
-            body=generate_latest(self.metrics.registry),
-            content_type="text/plain",
-            charset="utf-8",
-            headers={"Cache-Control": "no-store"},
-        )
+        body = generate_latest(self.metrics.registry)
+        return web.Response(body=body, content_type="text/plain", charset="utf-8", headers=_NOW)
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
         """Read releases while the service runs."""

@@ -11,7 +11,6 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from stream.serve import parameters as p
 from stream.serve.metrics import PublicMetrics
 from stream.serve.operations import get
 from stream.serve.responses import Problem
@@ -32,14 +31,8 @@ def frame_of(window: WindowView) -> bytes:
     """One server-sent event as bytes. Its id is the position of the window's close marker."""
     if window.frame is None:
         data = msgspec.json.encode(window.summary())
-        window.frame = b"id: %d\nevent: window\ndata: %b\n\n" % (number_of(window), data)
+        window.frame = b"id: %d\nevent: window\ndata: %b\n\n" % (window.number, data)
     return window.frame
-
-
-def number_of(window: WindowView) -> int:
-    """Id of the window's event."""
-    assert window.number is not None, "only windows with a marker are announced"
-    return window.number
 
 
 @dataclass(eq=False)
@@ -66,7 +59,7 @@ class Broadcast:
 
     def announce(self, window: WindowView) -> None:
         """Send a complete window to every stream of its feed."""
-        self.tell(window.feed, frame_of(window), number_of(window))
+        self.tell(window.feed, frame_of(window), window.number)
 
     def tell(self, feed: str, frame: bytes, number: int | None = None) -> None:
         """Send an event to every stream of the feed; one without an id is not repeated to clients that reconnect."""
@@ -91,7 +84,7 @@ class Broadcast:
             stream.ended.set()
 
     @get(
-        "/stream", "streamWindows", {"text/event-stream": "EventStream"}, p.FEED, p.AFTER, p.LAST_EVENT_ID,
+        "/stream", "streamWindows", {"text/event-stream": "EventStream"}, "feed", "after", "last_event_id",
         tag="Stream", conditional=False,
     )  # fmt: skip
     async def stream(
@@ -116,7 +109,7 @@ class Broadcast:
                 return response
             past = self._past(feed, last_event_id if last_event_id is not None else after)
             await _send_all(response, past)
-            await self._forward(stream, response, sent=number_of(past[-1]) if past else 0)
+            await self._forward(stream, response, sent=past[-1].number if past else 0)
         except ConnectionError:
             pass
         finally:
@@ -139,7 +132,7 @@ class Broadcast:
         if since is None:
             return []
         newest = self._view.completed(feed)[-1:]
-        anew = bool(newest) and since > number_of(newest[0])
+        anew = bool(newest) and since > newest[0].number
         return self._view.completed(feed, 0 if anew else since)
 
     async def _forward(self, stream: _Stream, response: web.StreamResponse, sent: int) -> None:

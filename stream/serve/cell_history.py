@@ -34,8 +34,8 @@ Rests = dict[int, frozenset[str]]
 
 
 class Decoded(NamedTuple):
-    """Of a complete window: cells with noise in their mean, (2, C) means as released with standard deviations of their
-    noise, and what merged cells exclude."""
+    """Of a complete window: cells with noise in their mean, ascending, (2, C) means as released with standard
+    deviations of their noise, and what merged cells exclude."""
 
     cells: CellArray
     means: FloatArray

@@ -19,14 +19,11 @@ from typing import Any, Literal, NamedTuple
 
 import h3
 import numpy as np
-import numpy.typing as npt
 from scipy.special import erfc
 
-from dpcore.arrays import FloatArray
-from stream.messages.cells import Cell, Number, is_anybody
-from stream.serve.city.combining import LAPLACE, NORMAL
-
-BoolArray = npt.NDArray[np.bool_]
+from dpcore.arrays import BoolArray, FloatArray
+from stream.messages.cells import Cell, Estimate, Number, is_anybody
+from stream.serve.city.combining import LAPLACE, NORMAL, deviations_of
 
 FALSE_SHARE = 0.05
 STATISTICS = ("mean", "moving_mean", "p15", "p50", "p85")
@@ -34,6 +31,7 @@ STATISTICS = ("mean", "moving_mean", "p15", "p50", "p85")
 Missing = Literal["none", "suppressed", "area", "settings", "statistic", "uncertain"]
 _HALVINGS = 12
 """Of the range in which the error of a clear difference is sought: to 2⁻¹² of that difference."""
+_NONE = math.nan, math.nan
 _ALIKE = 1e-3
 """Two scales of Laplace noise that differ by a smaller share are taken as the larger of them."""
 
@@ -123,11 +121,6 @@ def tail_of(size: FloatArray, one: FloatArray, other: FloatArray, laplace: BoolA
     return np.where(noisy, np.where(laplace, both, normal), 0.0)
 
 
-Numbers = tuple[float, float, float, float]
-"""Value, both ends of the interval, and scale of the noise."""
-_NONE = (math.nan,) * 4
-
-
 def _number(cell: Cell, statistic: str) -> Number | None:
     """The released number; None where the cell was not published, or without it."""
     number: Number | None = getattr(cell, statistic)
@@ -140,19 +133,18 @@ def _settings(cell: Cell) -> tuple[str, str, bool]:
     return cell.relation, cell.weight, cell.clipping is not None
 
 
-def _columns(rows: Sequence[Numbers], laplace: BoolArray) -> Values:
-    value, low, high, scale = np.array(rows, dtype=float).reshape(-1, 4).T
-    # Where a mean is a ratio of noisy numbers, its interval says more than one scale.
-    by_interval = (high - low) / (2 * np.where(laplace, LAPLACE, NORMAL))
-    deviation = np.maximum(by_interval, scale * np.where(laplace, math.sqrt(2), 1.0))
-    return Values(value, low, high, deviation, laplace, (low == high) & (scale > 0))
-
-
 def _released(cells: Sequence[Cell | None], statistic: str) -> Values:
     numbers = [None if cell is None else _number(cell, statistic) for cell in cells]
-    rows = [_NONE if one is None else (one.value, *one.interval, one.scale) for one in numbers]
-    laplace = [cell is not None and not cell.is_gaussian for cell in cells]
-    return _columns(rows, np.array(laplace, dtype=bool))
+    laplace = np.array([cell is not None and not cell.is_gaussian for cell in cells], dtype=bool)
+    scale = np.array([math.nan if one is None else one.scale for one in numbers])
+    return _values(numbers, scale, laplace)
+
+
+def _values(numbers: Sequence[Number | Estimate | None], scale: FloatArray, laplace: BoolArray) -> Values:
+    value = np.array([math.nan if one is None else one.value for one in numbers])
+    ends = [_NONE if one is None or one.interval is None else one.interval for one in numbers]
+    low, high = np.array(ends, dtype=float).reshape(-1, 2).T
+    return Values(value, low, high, deviations_of(low, high, scale, laplace), laplace, (low == high) & (scale > 0))
 
 
 def from_typical(cells: Sequence[Cell]) -> dict[str, float]:
@@ -161,11 +153,10 @@ def from_typical(cells: Sequence[Cell]) -> dict[str, float]:
     Value and 95 % interval are those of the message (``post_processed.deviation``), whose errors are taken as normal.
     Every cell with a leading mean counts.
     """
-    counted = [cell for cell in cells if _number(cell, "mean") is not None and is_anybody(cell)]
-    deviated = [cell.post_processed and cell.post_processed.deviation for cell in counted]
-    rows = [(one.value, *one.interval, 0.0) if one and one.interval else _NONE for one in deviated]
-    deviations = _columns(rows, np.zeros(len(counted), dtype=bool))
-    error, clear = verdicts(deviations, Values.exact(np.zeros(len(counted))))
+    counted = [cell for cell in cells if cell.mean is not None and cell.status == "published" and is_anybody(cell)]
+    none = np.zeros(len(counted))
+    deviated = [cell.post_processed.deviation if cell.post_processed else None for cell in counted]
+    error, clear = verdicts(_values(deviated, none, none > 0), Values.exact(none))
     return {counted[at].cell: round(float(error[at]), 3) for at in np.flatnonzero(clear).tolist()}
 
 

@@ -7,11 +7,10 @@ that of another day which begins at the same local time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
 from itertools import compress
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import h3
 import msgspec
@@ -19,7 +18,6 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.feed import derived_speed_note
-from stream.config.servers import MapKind
 from stream.messages.cells import Cell, cells_of, with_estimates
 from stream.messages.range_query import Box
 from stream.messages.shapes import Place, centre_of, places_of
@@ -30,8 +28,8 @@ from stream.serve.city.combining import totals
 from stream.serve.differences import beside, from_typical
 from stream.serve.local_time import elapsed, local_length, local_start, start_at, zone_of
 from stream.serve.operations import files, get
-from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, key_of
-from stream.serve.window_store import CloseMarker, View, WindowView, history, marker_of
+from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, attached, key_of
+from stream.serve.window_store import CloseMarker, View, WindowView, marker_of
 
 Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]
 """Why there is no window to compare with; ``OtherDay`` of ``schemas.toml`` says what each means."""
@@ -40,31 +38,12 @@ _DEFAULTS = (7 * _DAY, _DAY)
 """How far back to look where no day is chosen, in this order."""
 
 
-@dataclass(frozen=True)
-class OtherDay:
+class OtherDay(NamedTuple):
     """What stands beside a window: a complete window of ``day``, a local date, or the reason why there is none."""
 
-    window: WindowView
-    zone: str
     day: date
     other: WindowView | None
     reason: Reason | None
-    kept: tuple[str, str] | None
-    """Starts of the oldest and the newest complete window of the feed."""
-
-    def body(self) -> dict[str, Any]:
-        """The object that the API answers with."""
-        oldest, newest = self.kept or (None, None)
-        return {
-            "feed": self.window.feed,
-            "window": {"start": self.window.start, "end": self.window.end},
-            "timezone": self.zone,
-            "day": self.day.isoformat(),
-            "other": None if self.other is None else self.other.summary(),
-            "reason": self.reason,
-            "oldest": oldest,
-            "newest": newest,
-        }
 
 
 def other_day(view: View, window: WindowView, day: date | None) -> OtherDay:
@@ -83,7 +62,6 @@ def other_day(view: View, window: WindowView, day: date | None) -> OtherDay:
 def _on(view: View, window: WindowView, local: datetime, zone: str, day: date) -> OtherDay:
     start = start_at(local.replace(year=day.year, month=day.month, day=day.day))
     marker = marker_of(window)
-    kept = view.span(window.feed)
     other = None if start is None else view.windows.get((window.feed, start))
     reason: Reason | None
     if start == window.start:
@@ -94,7 +72,7 @@ def _on(view: View, window: WindowView, local: datetime, zone: str, day: date) -
         reason = _absent(view, window, start, local, day)
     else:
         reason = _unlike(window, marker, other, zone)
-    return OtherDay(window, zone, day, other if reason is None else None, reason, kept)
+    return OtherDay(day, other if reason is None else None, reason)
 
 
 def _absent(view: View, window: WindowView, start: str | None, local: datetime, day: date) -> Reason:
@@ -160,31 +138,44 @@ def complete_window(view: View, start: str, feed: str) -> WindowView:
 
 
 class Hexagons:
-    """Handlers for the hexagon releases in the store."""
+    """Handlers for the hexagon releases in the store. A configuration describes its own feed only.
+
+    One range is written after the other, so that many requests for large ones cannot fill the memory.
+    """
 
     def __init__(self, config: Config, view: View, answers: Answers, selections: Answers) -> None:
         """``selections``: of what readers choose freely, which pushes nothing out of ``answers``."""
         self._view, self._answers, self._selections = view, answers, selections
-        self._maps = {config.feed.name: config.public.map}
+        note = derived_speed_note(config.relation, config.feed.speeds)
+        described = {"map": config.public.map, "derived_speeds": config.feed.derivation, "note": note}
+        self._described = {config.feed.name: described}
         self._whole, self._selected = Turns("windows", MOST_WAITING), Turns("selections of cells", MOST_SELECTED)
-        self._lists = Turns("lists", MOST_WAITING)
+        self._lists, self._ranges = Turns("lists", MOST_WAITING), Turns("ranges", MAX_WAITING, 30)
 
-    @get("/windows", "listWindows", {JSON: "WindowList"}, p.FEED, p.limit(100, 1000), tag="Windows")
+    @get("/feeds", "listFeeds", {JSON: "FeedList"}, tag="Feeds")
+    async def feeds(self, request: web.Request) -> web.Response:
+        """Feeds, what their maps are for, and which of their speeds are derived from positions."""
+        names = sorted(self._view.feeds() | self._described.keys())
+        unknown = {"map": None, "derived_speeds": None, "note": None}
+        body = msgspec.json.encode({"feeds": [{"feed": name} | self._described.get(name, unknown) for name in names]})
+        return await self._answers.ready(request, body, JSON)
+
+    @get("/windows", "listWindows", {JSON: "WindowList"}, "feed", p.limit(100, 1000), tag="Windows")
     async def windows(self, request: web.Request, feed: str, limit: int) -> web.Response:
         """Windows, newest first."""
         chosen = [window.described() for window in self._view.ordered(feed)[:limit]]
         key, summaries = key_of("windows", [one.tag for one in chosen]), [one.summary for one in chosen]
-        make = partial(_joined, b'{"windows":[', summaries)
+        make = partial(joined, b'{"windows":[', summaries)
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
-    @get("/windows/{window}", "getWindow", {JSON: "Window"}, p.WINDOW_PATH, p.FEED, tag="Windows", errors=(404,))
+    @get("/windows/{window}", "getWindow", {JSON: "Window"}, "feed", tag="Windows", errors=(404,))
     async def window(self, request: web.Request, feed: str, window: str) -> web.Response:
         """One window and its close marker."""
         known = known_window(self._view, window, feed)
         return await self._answers.ready(request, known.described().summary, JSON)
 
     @get(
-        "/windows/{window}/other-day", "findOtherDay", {JSON: "OtherDay"}, p.WINDOW_PATH, p.FEED, p.DAY, p.STATISTIC,
+        "/windows/{window}/other-day", "findOtherDay", {JSON: "OtherDay"}, "feed", "day", "statistic",
         tag="Windows", errors=(404,),
     )  # fmt: skip
     async def other_day(
@@ -192,9 +183,16 @@ class Hexagons:
     ) -> web.Response:
         """The window of another day at the same local time and what it says of the cells, or why there is none."""
         known = known_window(self._view, window, feed)
-        compared = other_day(self._view, known, day)
-        body, here = compared.body() | {"statistic": statistic}, known.in_order()
-        there = None if compared.other is None else compared.other.in_order()
+        then, other, reason = other_day(self._view, known, day)
+        oldest, newest = self._view.span(feed) or (None, None)
+        said = {
+            "timezone": zone_of(known),
+            "day": then.isoformat(),
+            "other": other and other.summary(),
+            "reason": reason,
+        }
+        body = known.named | said | {"oldest": oldest, "newest": newest, "statistic": statistic}
+        here, there = known.in_order(), None if other is None else other.in_order()
 
         def make() -> bytes:
             cells = None if there is None else beside(cells_of(here), cells_of(there), statistic)
@@ -205,7 +203,7 @@ class Hexagons:
 
     @get(
         "/hexagons", "listHexagons", {JSON: "HexagonList", GEOJSON: "HexagonFeatures"},
-        p.FEED, p.WINDOW_QUERY, p.BBOX, p.RESOLUTION, p.FORMAT, tag="Hexagons", errors=(404,),
+        "feed", "window", "bbox", "resolution", "shape", tag="Hexagons", errors=(404,),
     )  # fmt: skip
     async def hexagons(
         self, request: web.Request, feed: str, window: str | None, bbox: Box | None, resolution: int | None, shape: str
@@ -214,7 +212,10 @@ class Hexagons:
         known = known_window(self._view, window, feed)
         key = key_of("hexagons", known.tag, bbox, resolution, shape)
         summary, values = known.described().summary, known.in_order()
-        is_whole, map_of_feed = bbox is None and resolution is None, msgspec.json.encode(self._maps.get(feed))
+        is_whole, map_of_feed = (
+            bbox is None and resolution is None,
+            msgspec.json.encode(self._described.get(feed, {}).get("map")),
+        )
 
         def make() -> bytes:
             cells = cells_of(values)
@@ -226,18 +227,16 @@ class Hexagons:
             )
             if shape == "json":
                 sums = msgspec.json.encode(totals(list(compress(cells, wanted))))
-                return _joined(
-                    summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies
-                )
+                return joined(summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies)
             places = compress(places_of(cells), wanted)
             head = b'{"type":"FeatureCollection","map":' + map_of_feed + b',"features":['
-            return _joined(head, map(_feature_of, places, bodies))
+            return joined(head, map(_feature_of, places, bodies))
 
         kind = JSON if shape == "json" else GEOJSON
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
         return await turns.answer(answers, request, key, make, kind)
 
-    @get("/cells/{cell}", "getCell", {JSON: "CellHistory"}, p.CELL_PATH, p.FEED, p.limit(1000, 10_000), tag="Hexagons")
+    @get("/cells/{cell}", "getCell", {JSON: "CellHistory"}, "feed", p.limit(1000, 10_000), tag="Hexagons")
     async def cell(self, request: web.Request, feed: str, cell: str, limit: int) -> web.Response:
         """Past releases of one cell, oldest first."""
         windows = self._view.ordered(feed)
@@ -245,26 +244,41 @@ class Hexagons:
         key = key_of("cell", cell, feed, self._view.generation, limit)
 
         def make() -> bytes:
-            past = history(windows, cell)[-limit:]
-            return _joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past, cells_of(past)))
+            past = [one.cells[cell] for one in reversed(windows) if one.complete and cell in one.cells][-limit:]
+            return joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past, cells_of(past)))
 
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
     @files(
-        "/windows/{window}/download", "download", "A complete window as {}", FILES, p.WINDOW_PATH, p.FEED,
+        "/windows/{window}/download", "download", "A complete window as {}", FILES, "feed",
         errors=(404, 409),
     )  # fmt: skip
     async def download(self, request: web.Request, feed: str, window: str, suffix: str) -> web.Response:
         """A complete window as a file."""
         known = complete_window(self._view, window, feed)
         values = known.in_order()
-        name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}.{suffix}"
+        headers = attached(f".{suffix}", feed, window)
         key = key_of("download", known.tag, suffix)
         make = partial(table_of, values, suffix)
-        return await self._whole.answer(self._answers, request, key, make, FILES[suffix], name)
+        return await self._whole.answer(self._answers, request, key, make, FILES[suffix], headers)
+
+    @files(
+        "/download", "downloadRange", "Every complete window of a range of time as one {}, oldest first", FILES,
+        "from", "to", "feed", errors=(404, 413),
+    )  # fmt: skip
+    async def download_range(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
+        """The cells of every complete window that begins in [first, last), oldest first."""
+        windows = bounded(feed, begun_in(self._view, feed, first, last)[::-1])
+        key = key_of("range", suffix, [window.tag for window in windows])
+        headers = attached(f".{suffix}", feed, first, last)
+
+        def make() -> bytes:
+            return table_of([value for window in windows for value in window.in_order()], suffix)
+
+        return await self._ranges.answer(self._answers, request, key, make, FILES[suffix], headers)
 
 
-def _joined(head: bytes, values: Iterable[bytes]) -> bytes:
+def joined(head: bytes, values: Iterable[bytes]) -> bytes:
     """An object that ends with a list of these values; ``head``: all before the first one."""
     return head + b",".join(values) + b"]}"
 
@@ -289,34 +303,6 @@ def within(box: Box, lat: float, lng: float) -> bool:
     return bool(across and south <= lat <= north)
 
 
-class Feeds:
-    """Handler for the list of feeds. A configuration describes its own feed only; of others only releases are known."""
-
-    def __init__(self, config: Config, view: View, answers: Answers) -> None:
-        self._view, self._answers = view, answers
-        self._configured = config.feed.name
-        self._described = _description(
-            config.feed.name,
-            config.public.map,
-            config.feed.derivation,
-            derived_speed_note(config.relation, config.feed.speeds),
-        )
-
-    @get("/feeds", "listFeeds", {JSON: "FeedList"}, tag="Feeds")
-    async def listed(self, request: web.Request) -> web.Response:
-        """Feeds, what their maps are for, and which of their speeds are derived from positions."""
-        names = sorted({self._configured} | self._view.feeds())
-        feeds = [self._described if name == self._configured else _description(name) for name in names]
-        body = msgspec.json.encode({"feeds": feeds})
-        return await self._answers.ready(request, body, JSON)
-
-
-def _description(
-    name: str, kind: MapKind | None = None, derived_speeds: str | None = None, note: str | None = None
-) -> dict[str, Any]:
-    return {"feed": name, "map": kind, "derived_speeds": derived_speeds, "note": note}
-
-
 MAX_RANGE_BYTES = 16 << 20
 """Bytes of message values in one range: some 40 000 cells. As rows in memory they take ten times as much."""
 MAX_WAITING = 4
@@ -338,28 +324,3 @@ def bounded(feed: str, windows: list[WindowView]) -> list[WindowView]:
         title = f"the {len(windows)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
         raise Problem(413, title, "ask for a shorter range, for fewer hours, or for the windows one by one")
     return windows
-
-
-class Ranges:
-    """Writes one range after the other, so that many requests for large ranges cannot fill the memory."""
-
-    def __init__(self, view: View, answers: Answers) -> None:
-        self._view = view
-        self._answers = answers
-        self._turns = Turns("ranges", MAX_WAITING, 30)
-
-    @files(
-        "/download", "downloadRange", "Every complete window of a range of time as one {}, oldest first", FILES,
-        p.FROM, p.TO, p.FEED, errors=(404, 413),
-    )  # fmt: skip
-    async def download(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
-        """The cells of every complete window that begins in [first, last), oldest first."""
-        windows = bounded(feed, begun_in(self._view, feed, first, last)[::-1])
-        key = key_of("range", suffix, [window.tag for window in windows])
-        compact = [moment.replace("-", "").replace(":", "") for moment in (first, last)]
-        name = f"hexveil-{feed}-{compact[0]}-{compact[1]}.{suffix}"
-
-        def make() -> bytes:
-            return table_of([value for window in windows for value in window.in_order()], suffix)
-
-        return await self._turns.answer(self._answers, request, key, make, FILES[suffix], name)

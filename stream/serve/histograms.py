@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 from aiohttp import web
 
 from dpcore.spatial import histogram_from_release
 from dpcore.spatial.release import Released
-from stream.messages.heat import heat_of
-from stream.messages.range_query import Box, RangeError, count_in
+from stream.messages.range_query import Box, RangeError, count_in, heat_of
 from stream.serve import parameters as p
-from stream.serve.hexagons import known_window
+from stream.serve.hexagons import joined, known_window
 from stream.serve.operations import get
 from stream.serve.responses import GEOJSON, JSON, MOST_WAITING, Answers, Problem, Turns, key_of
 from stream.serve.window_store import View, WindowView
@@ -31,19 +30,16 @@ class Histograms:
         self._view, self._answers, self._selections = view, answers, selections
         self._turns = Turns("histograms", MOST_WAITING)
 
-    @get("/histograms", "listHistograms", {JSON: "HistogramList"}, p.FEED, p.limit(100, 1000), tag="Histograms")
+    @get("/histograms", "listHistograms", {JSON: "HistogramList"}, "feed", p.limit(100, 1000), tag="Histograms")
     async def listed(self, request: web.Request, feed: str, limit: int) -> web.Response:
         """Windows with spatial histograms, newest first."""
         chosen = [window.described() for window in self._view.ordered(feed) if window.histograms][:limit]
         key, listed = key_of("histograms", [one.tag for one in chosen]), [one.histograms for one in chosen]
-
-        def make() -> bytes:
-            return b'{"windows":[' + b",".join(listed) + b"]}"
-
+        make = partial(joined, b'{"windows":[', listed)
         return await self._turns.answer(self._selections, request, key, make, JSON)
 
     @get(
-        "/heat", "getHeat", {GEOJSON: "HeatFeatures"}, p.FEED, p.WINDOW_QUERY, p.MECHANISM_QUERY,
+        "/heat", "getHeat", {GEOJSON: "HeatFeatures"}, "feed", "window", "mechanism",
         tag="Histograms", errors=(404,),
     )  # fmt: skip
     async def heat(self, request: web.Request, feed: str, window: str | None, mechanism: str | None) -> web.Response:
@@ -61,7 +57,7 @@ class Histograms:
 
     @get(
         "/histograms/{window}/count", "countRange", {JSON: "RangeCount"},
-        p.WINDOW_PATH, p.FEED, p.RANGE, p.MECHANISM_QUERY, tag="Histograms", errors=(404,),
+        "feed", "range", "mechanism", tag="Histograms", errors=(404,),
     )  # fmt: skip
     async def count(
         self, request: web.Request, feed: str, window: str, bbox: Box, mechanism: str | None
@@ -81,7 +77,7 @@ class Histograms:
 
     @get(
         "/histograms/{window}/{mechanism}", "getHistogram", {JSON: "SpatialHistogram"},
-        p.WINDOW_PATH, p.MECHANISM_PATH, p.FEED, tag="Histograms", errors=(404,),
+        "feed", tag="Histograms", errors=(404,),
     )  # fmt: skip
     async def release(self, request: web.Request, feed: str, window: str, mechanism: str) -> web.Response:
         """A spatial histogram as released."""

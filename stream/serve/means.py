@@ -38,6 +38,11 @@ DAY_KINDS: dict[str, frozenset[int]] = {
 """Days of the week of each kind, Monday 0."""
 
 
+ALL = "all"
+"""The name of all cells together."""
+TEXT = "text/plain"
+
+
 class Means:
     """Puts the releases of one cell in many windows together: their noise is independent, so its mean is narrower than
     each.
@@ -48,26 +53,18 @@ class Means:
 
     def __init__(self, view: View, answers: Answers, areas: dict[str, Area]) -> None:
         self._view, self._answers, self._areas = view, answers, areas
-        self._turns = Turns("means", MAX_WAITING, 30)
+        self._turns, self._newest = Turns("means and series", MAX_WAITING, 30), Turns("newest estimates", MOST_WAITING)
 
     @get(
         "/means", "listMeans", {JSON: "MeanList"},
-        p.FEED, p.FROM, p.TO, p.DAYS, p.HOURS, p.AREA_QUERY, p.RING_QUERY, tag="Hexagons", errors=(404, 413),
+        "feed", "from", "to", "days", "hours", "area", "in_ring", tag="Hexagons", errors=(404, 413),
     )  # fmt: skip
     async def answer(
-        self,
-        request: web.Request,
-        feed: str,
-        first: str,
-        last: str,
-        days: str | None,
-        hours: tuple[int, int] | None,
-        area: str | None,
-        ring: list[Position] | None,
+        self, request: web.Request, area: str | None, ring: list[Position] | None, **asked: Any
     ) -> web.Response:
         """Means of the cells over the windows of a range, and of all of them together."""
         named = None if area is None else known_area(self._areas, area)
-        of = Range(feed, first, last, days, hours)
+        of = Range(**asked)
         windows, within = chosen(self._view, of)
         if ring is not None and area is not None:
             raise Problem(400, "area and ring are both given", "give one of them")
@@ -76,8 +73,45 @@ class Means:
         def make() -> bytes:
             return msgspec.json.encode(of.said(windows) | _means(windows, where, within))
 
-        key = key_of("means", [window.tag for window in windows], first, last, area, ring)
+        key = key_of("means", [window.tag for window in windows], of, area, ring)
         return await self._turns.answer(self._answers, request, key, make, JSON)
+
+    @get("/series/newest", "scrapeSeries", {TEXT: None}, "feed", "names", tag="Series", errors=(404,))
+    async def newest(self, request: web.Request, feed: str, names: list[str] | None) -> web.Response:
+        """The same of the newest complete window, in the text format of Prometheus."""
+        named, window = self._named(names), self._view.find(None, feed)
+        key = key_of("newest series", feed, names, None if window is None else window.tag)
+        return await self._newest.answer(self._answers, request, key, lambda: _text(feed, named, window), TEXT)
+
+    @get(
+        "/series", "listSeries", {JSON: "SeriesList"}, "feed", "from", "to", "names", tag="Series", errors=(404, 413),
+    )  # fmt: skip
+    async def rows(self, request: web.Request, names: list[str] | None, **asked: Any) -> web.Response:
+        """Leading means of areas, routes and cells in the windows of a range, a row for each."""
+        named, of = self._named(names), Range(**asked)
+        windows, _ = chosen(self._view, of)
+
+        def make() -> bytes:
+            rows = [row for window in reversed(windows) for row in _rows(named, window)]
+            return msgspec.json.encode(of.said(windows) | {"rows": rows})
+
+        key = key_of("series", names, of, [window.tag for window in windows])
+        return await self._turns.answer(self._answers, request, key, make, JSON)
+
+    def _named(self, names: list[str] | None) -> list[Named]:
+        """What was asked for; by default all cells, and as many areas and routes as are allowed."""
+        if names is not None:
+            return [self._one(name) for name in dict.fromkeys(names)]
+        areas = (Named(area.kind, area.name, area) for area in self._areas.values())
+        return [Named(ALL, ALL), *areas][: p.MOST_NAMES]
+
+    def _one(self, name: str) -> Named:
+        if name == ALL:
+            return Named(ALL, ALL)
+        if name not in self._areas and len(name) == 15 and set(name) <= set("0123456789abcdef"):
+            return Named("cell", name)
+        area = known_area(self._areas, name)
+        return Named(area.kind, name, area)
 
 
 class Range(NamedTuple):
@@ -86,8 +120,8 @@ class Range(NamedTuple):
     feed: str
     first: str
     last: str
-    days: str | None
-    hours: tuple[int, int] | None
+    days: str | None = None
+    hours: tuple[int, int] | None = None
 
     def said(self, windows: Sequence[WindowView]) -> dict[str, Any]:
         """What every answer begins with."""
@@ -143,11 +177,6 @@ def _of(together: dict[str, Any]) -> dict[str, Any]:
     return {name: together[name] for name in ("events", "users", "mean")}
 
 
-ALL = "all"
-"""The name of all cells together."""
-TEXT = "text/plain"
-
-
 class Named(NamedTuple):
     """What a series is of: cells that an area holds, one cell where there is no area, or all of them."""
 
@@ -160,53 +189,6 @@ class Named(NamedTuple):
         if self.area is not None:
             return inside(self.area, cells)
         return [cell for cell in cells if self.kind == ALL or cell.cell == self.name]
-
-
-class Series:
-    """Handlers for the leading mean of named areas, routes and cells, with its 95 % interval."""
-
-    def __init__(self, view: View, answers: Answers, areas: dict[str, Area]) -> None:
-        self._view, self._answers, self._areas = view, answers, areas
-        self._newest_turns, self._turns = Turns("newest estimates", MOST_WAITING), Turns("series", MAX_WAITING, 30)
-
-    @get("/series/newest", "scrapeSeries", {TEXT: None}, p.FEED, p.NAMES, tag="Series", errors=(404,))
-    async def newest(self, request: web.Request, feed: str, names: list[str] | None) -> web.Response:
-        """The same of the newest complete window, in the text format of Prometheus."""
-        named, window = self._named(names), self._view.find(None, feed)
-        key = key_of("newest series", feed, names, None if window is None else window.tag)
-        return await self._newest_turns.answer(self._answers, request, key, lambda: _text(feed, named, window), TEXT)
-
-    @get(
-        "/series", "listSeries", {JSON: "SeriesList"}, p.FEED, p.FROM, p.TO, p.NAMES, tag="Series", errors=(404, 413),
-    )  # fmt: skip
-    async def rows(
-        self, request: web.Request, feed: str, first: str, last: str, names: list[str] | None
-    ) -> web.Response:
-        """Leading means of areas, routes and cells in the windows of a range, a row for each."""
-        named, of = self._named(names), Range(feed, first, last, None, None)
-        windows, _ = chosen(self._view, of)
-
-        def make() -> bytes:
-            rows = [row for window in reversed(windows) for row in _rows(named, window)]
-            return msgspec.json.encode(of.said(windows) | {"rows": rows})
-
-        key = key_of("series", names, first, last, [window.tag for window in windows])
-        return await self._turns.answer(self._answers, request, key, make, JSON)
-
-    def _named(self, names: list[str] | None) -> list[Named]:
-        """What was asked for; by default all cells, and as many areas and routes as are allowed."""
-        if names is not None:
-            return [self._one(name) for name in dict.fromkeys(names)]
-        areas = (Named(area.kind, area.name, area) for area in self._areas.values())
-        return [Named(ALL, ALL), *areas][: p.MOST_NAMES]
-
-    def _one(self, name: str) -> Named:
-        if name == ALL:
-            return Named(ALL, ALL)
-        if name not in self._areas and len(name) == 15 and set(name) <= set("0123456789abcdef"):
-            return Named("cell", name)
-        area = known_area(self._areas, name)
-        return Named(area.kind, name, area)
 
 
 def _rows(named: Sequence[Named], window: WindowView) -> list[dict[str, Any]]:

@@ -25,50 +25,7 @@ DESCRIBED = {"service-desc": PATH, "service-doc": PAGE_PATH}
 VERSION = "1.5.0"
 """Version of the API. The second number counts additions; a change that breaks clients gets a new path, ``v2``."""
 
-_TAGS = {
-    "Feeds": "Whose releases are here.",
-    "Windows": "Timeslots and whether they are complete.",
-    "Hexagons": "Speed statistics of cells, as they were released.",
-    "Series": "Leading means as series, for Prometheus and tables.",
-    "Histograms": "Spatial histograms and range queries over them.",
-    "Alerts": "Cells whose released means support a rule of the operator, with a bound on false alarms.",
-    "Stream": "News of finished windows and of alerts.",
-    "Places": "Names of cells, routes and stops from the operator's timetable. Public facts, not released numbers.",
-    "Areas": "Named and drawn areas with the released statistics of their cells together.",
-    "Features": "The same releases by OGC API - Features, for geographic information systems.",
-    "Downloads": "Complete windows as files, one by one or those of a range together.",
-}
-_ERRORS = {
-    400: "A parameter is wrong: title says value and bound, detail the remedy.",
-    404: "There is no such window, histogram, mechanism, collection or feature.",
-    409: "The window is not complete yet.",
-    413: "The range holds more than one answer may: ask for a shorter one.",
-    501: "This service cannot write Parquet.",
-    503: "Too much is asked at once; Retry-After says when to try again.",
-}
 _TEXT: Schema = {"type": "string"}
-_HOURS: Schema = {
-    "type": "object",
-    "patternProperties": {"^(1?[0-9]|2[0-3])$": {"type": "number", "exclusiveMinimum": 0}},
-    "additionalProperties": False,
-}
-_TYPES: dict[str, Schema] = {
-    "text": _TEXT,
-    "time": _TEXT | {"format": "date-time"},
-    "date": _TEXT | {"format": "date"},
-    "boolean": {"type": "boolean"},
-    "integer": {"type": "integer"},
-    "count": {"type": "integer", "minimum": 0},
-    "positive": {"type": "integer", "minimum": 1},
-    "number": {"type": "number"},
-    "from0": {"type": "number", "minimum": 0},
-    "above0": {"type": "number", "exclusiveMinimum": 0},
-    "object": {"type": "object"},
-    "hours": _HOURS,
-    "reason": _TEXT | {"enum": list(get_args(Reason))},
-    "missing": _TEXT | {"enum": list(get_args(Missing))},
-    "statistic": _TEXT | {"enum": list(STATISTICS)},
-}
 _STREAM: Schema = _TEXT | {
     "description": "Events named window: id is the place of the close marker, data is a Window as JSON. Events named "
     "alert, without id: data is an AlertNews as JSON."
@@ -76,6 +33,12 @@ _STREAM: Schema = _TEXT | {
 _OBJECTS: dict[str, dict[str, Any]] = tomllib.loads(
     (resources.files("stream.serve") / "schemas.toml").read_text("utf-8")
 )
+_TAGS, _ERRORS = _OBJECTS.pop("tags"), _OBJECTS.pop("errors")
+_TYPES = _OBJECTS.pop("types") | {
+    "reason": _TEXT | {"enum": list(get_args(Reason))},
+    "missing": _TEXT | {"enum": list(get_args(Missing))},
+    "statistic": _TEXT | {"enum": list(STATISTICS)},
+}
 _MESSAGES = {"HexagonSpeed": HEXAGON_SPEED, "SpatialHistogram": SPATIAL_HISTOGRAM, "CloseMarker": WINDOW}
 
 
@@ -98,7 +61,7 @@ def document(operations: Sequence[Operation]) -> Schema:
         "servers": [{"url": "/", "description": "The service that told this document."}],
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": paths,
-        "components": {"schemas": _schemas()},
+        "components": {"schemas": schemas()},
     }
 
 
@@ -121,7 +84,7 @@ def _operation(operation: Operation) -> Schema:
         responses["304"] = {"description": "Nothing changed since the ETag that If-None-Match names."}
     for status in sorted({400, 503, *operation.errors}):
         responses[str(status)] = {
-            "description": _ERRORS[status],
+            "description": _ERRORS[str(status)],
             "content": {PROBLEM: {"schema": _ref("Problem")}},
         }
     return {
@@ -144,7 +107,7 @@ def _parameter(parameter: Parameter) -> Schema:
     }
 
 
-def _schemas() -> Schema:
+def schemas() -> Schema:
     """Every named component: values of the topics unchanged, then the objects that the API builds from them."""
     messages = {name: _message(topic) for name, topic in _MESSAGES.items()}
     described = {name: _object(name) for name in _OBJECTS if name[0].isupper()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,7 @@ from aiohttp import web
 from stream.serve import parameters as p
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
-_Method = TypeVar("_Method", bound=Handler)
+Method = TypeVar("Method", bound=Handler)
 
 BASE = "/api/v1"
 
@@ -39,33 +40,40 @@ _DECLARED: dict[Handler, list[Operation]] = {}
 
 
 def get(
-    path: str, name: str, content: Mapping[str, str | None], *parameters: p.Parameter, tag: str, base: str = BASE,
-    errors: tuple[int, ...] = (), conditional: bool = True,
-) -> Callable[[_Method], _Method]:  # fmt: skip
-    """Declares that a method answers ``path`` below ``base``; its docstring is the summary."""
+    path: str, name: str, content: Mapping[str, str | None], *parameters: str | p.Parameter, tag: str, base: str = BASE,
+    errors: tuple[int, ...] = (), conditional: bool = True, summary: str = "", **given: str,
+) -> Callable[[Method], Method]:  # fmt: skip
+    """Declares that a method answers ``path`` below ``base``; its docstring is the summary, unless one is given.
 
-    def declare(method: _Method) -> _Method:
-        summary = " ".join((method.__doc__ or "").split()).removesuffix(".")
-        operation = Operation(base + path, name, summary, method, parameters, content, tag, errors, conditional)
-        _DECLARED.setdefault(method, []).append(operation)
+    ``parameters``: besides those in the path. ``given``: further arguments of the method.
+    """
+
+    def declare(method: Method) -> Method:
+        said = summary or " ".join((method.__doc__ or "").split()).removesuffix(".")
+        named = [*re.findall(r"{(\w+)}", path), *parameters]
+        read = tuple(p.described(path, one) if isinstance(one, str) else one for one in named)
+        handler = partial(method, **given)
+        _DECLARED.setdefault(method, []).append(
+            Operation(base + path, name, said, handler, read, content, tag, errors, conditional)
+        )
         return method
 
     return declare
 
 
 def files(
-    path: str, name: str, summary: str, formats: Mapping[str, str], *parameters: p.Parameter, errors: tuple[int, ...]
-) -> Callable[[_Method], _Method]:
+    path: str, name: str, summary: str, formats: Mapping[str, str], *parameters: str, errors: tuple[int, ...]
+) -> Callable[[Method], Method]:
     """Declares a path for each format of a file, which the method gets as ``suffix``."""
 
-    def declare(method: _Method) -> _Method:
+    def declare(method: Method) -> Method:
         for suffix, kind in formats.items():
             content = {kind: "DownloadFeatures" if suffix == "geojson" else None}
             refused = (*errors, 501) if suffix == "parquet" else errors
-            identifier, title = f"{name}{suffix.capitalize()}", summary.format(suffix)
-            place, handler = f"{BASE}{path}.{suffix}", partial(method, suffix=suffix)
-            one = Operation(place, identifier, title, handler, parameters, content, "Downloads", refused)
-            _DECLARED.setdefault(method, []).append(one)
+            place, identifier, said = f"{path}.{suffix}", f"{name}{suffix.capitalize()}", summary.format(suffix)
+            get(
+                place, identifier, content, *parameters, tag="Downloads", errors=refused, summary=said, suffix=suffix,
+            )(method)  # fmt: skip
         return method
 
     return declare

@@ -9,7 +9,7 @@ import asyncio
 import gzip
 import hashlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,8 +17,7 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from stream.serve.addresses import client_of, network_of
-from stream.serve.sending import Sending
+from stream.serve.sending import Sending, client_of, network_of
 
 MOST_WAITING = 64
 """Answers of one kind that may be made or wait at the same time, where the kind has no bound of its own."""
@@ -50,14 +49,14 @@ class Turns:
         key: str,
         make: Callable[[], bytes],
         kind: str,
-        filename: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> web.Response:
         """:meth:`Answers.answer`, in turn where the body has to be made.
 
         ``make`` and what it refers to are held while the request waits, so they have to be small or shared.
         """
         async with self.unless_kept(request, key, answers):
-            return await answers.answer(request, key, make, kind, filename)
+            return await answers.answer(request, key, make, kind, headers)
 
     @asynccontextmanager
     async def unless_kept(self, request: web.Request, key: str, answers: Answers) -> AsyncIterator[None]:
@@ -204,7 +203,9 @@ def key_of(*parts: object) -> str:
 
 
 @dataclass(frozen=True)
-class _Body:
+class Body:
+    """The bytes of an answer, as they are and compressed."""
+
     plain: bytes
     packed: bytes | None
     tag: str
@@ -227,22 +228,27 @@ class Answers:
         self._max_bytes = max_bytes
         self._size = 0
         self.sending = sending or Sending()
-        self._kept: OrderedDict[str, _Body] = OrderedDict()
-        self._making: dict[str, asyncio.Task[_Body]] = {}
+        self._kept: OrderedDict[str, Body] = OrderedDict()
+        self._making: dict[str, asyncio.Task[Body]] = {}
 
     def __contains__(self, key: str) -> bool:
         """Whether the body of this key is kept or being made, so that one more answer costs nothing."""
         return key in self._kept or key in self._making
 
     async def answer(
-        self, request: web.Request, key: str, make: Callable[[], bytes], kind: str, filename: str | None = None
+        self,
+        request: web.Request,
+        key: str,
+        make: Callable[[], bytes],
+        kind: str,
+        headers: Mapping[str, str] | None = None,
     ) -> web.Response:
         """The body that ``make`` returns (run in a thread), or 304 if the client already has it.
 
         Where readers can ask for many different bodies, :meth:`stream.serve.responses.Turns.answer` calls this.
         Raises :class:`Problem` 503 while too much else is being sent.
         """
-        return self._sent(request, await self._body(key, make, kind), kind, filename)
+        return self.sent(request, await self._body(key, make, kind), kind, headers)
 
     async def ready(self, request: web.Request, plain: bytes, kind: str, key: str | None = None) -> web.Response:
         """A body that is there already, or 304 if the client already has it. A small one waits for no thread.
@@ -251,25 +257,20 @@ class Answers:
         """
         key = key_of(plain) if key is None else key
         if len(plain) < _IN_THREAD and key not in self:
-            return self._sent(request, self._keep(key, _packed(plain, kind)), kind, None)
+            return self.sent(request, self._keep(key, packed(plain, kind)), kind)
         return await self.answer(request, key, lambda: plain, kind)
 
-    def once(self, request: web.Request, plain: bytes, kind: str) -> web.Response:
-        """A small body that was just made, or 304 if the client already has it; nothing of it is kept.
+    def sent(self, request: web.Request, body: Body, kind: str, given: Mapping[str, str] | None = None) -> web.Response:
+        """The answer with a body, compressed where the client can read that, and the headers that are ``given``.
 
-        Raises :class:`Problem` 503 while too much else is being sent.
+        304 if the client already has it. Raises :class:`Problem` 503 while too much else is being sent.
         """
-        return self._sent(request, _Body(plain, None, _tag_of(plain)), kind, None)
-
-    def _sent(self, request: web.Request, body: _Body, kind: str, filename: str | None) -> web.Response:
         known = _offered(request, body.tag)
-        headers = {"Cache-Control": _CACHE_CONTROL, "Vary": "Accept-Encoding"}
+        headers = {"Cache-Control": _CACHE_CONTROL, "Vary": "Accept-Encoding"} | dict(given or {})
         if known is not None:
             return web.Response(status=304, headers=headers | {"ETag": known})
-        if filename is not None:
-            headers["Content-Disposition"] = f'attachment; filename="{filename}"'
         data, headers["ETag"] = body.plain, f'"{body.tag}"'
-        if body.packed is not None and accepts_gzip(request.headers.get("Accept-Encoding", "")):
+        if body.packed is not None and _accepts_gzip(request.headers.get("Accept-Encoding", "")):
             data, headers["ETag"] = body.packed, f'"{body.tag}{_PACKED}"'
             headers["Content-Encoding"] = "gzip"
         charset = "utf-8" if kind.startswith("text/") else None
@@ -277,7 +278,7 @@ class Answers:
             raise Problem(503, "too many large answers are being read", "try again later", {"Retry-After": "30"})
         return self.sending.answer(request, data, kind, headers, charset)
 
-    async def _body(self, key: str, make: Callable[[], bytes], kind: str) -> _Body:
+    async def _body(self, key: str, make: Callable[[], bytes], kind: str) -> Body:
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
@@ -288,11 +289,11 @@ class Answers:
             task.add_done_callback(lambda _: self._making.pop(key, None))
         return await asyncio.shield(task)
 
-    async def _make(self, key: str, make: Callable[[], bytes], kind: str) -> _Body:
+    async def _make(self, key: str, make: Callable[[], bytes], kind: str) -> Body:
         # One job for both: a body whose compression waited for a thread of its own would be held all that time.
-        return self._keep(key, await asyncio.to_thread(lambda: _packed(make(), kind)))
+        return self._keep(key, await asyncio.to_thread(lambda: packed(make(), kind)))
 
-    def _keep(self, key: str, body: _Body) -> _Body:
+    def _keep(self, key: str, body: Body) -> Body:
         if body.size <= self._max_bytes // 4:
             self._kept[key] = body
             self._size += body.size
@@ -302,14 +303,17 @@ class Answers:
         return body
 
 
-def _tag_of(plain: bytes) -> str:
-    return hashlib.sha256(plain).hexdigest()[:32]
-
-
-def _packed(plain: bytes, kind: str) -> _Body:
+def packed(plain: bytes, kind: str) -> Body:
     """The body with its compressed form, where that is worth it."""
     is_worth_it = len(plain) >= _MIN_GZIP and kind != PARQUET
-    return _Body(plain, gzip.compress(plain, compresslevel=6, mtime=0) if is_worth_it else None, _tag_of(plain))
+    small = gzip.compress(plain, compresslevel=6, mtime=0) if is_worth_it else None
+    return Body(plain, small, hashlib.sha256(plain).hexdigest()[:32])
+
+
+def attached(end: str, feed: str, *times: str) -> dict[str, str]:
+    """The header with which a browser keeps an answer as a file, named by what it is of."""
+    named = "-".join(["hexveil", feed, *(time.replace("-", "").replace(":", "") for time in times)])
+    return {"Content-Disposition": f'attachment; filename="{named}{end}"'}
 
 
 def _offered(request: web.Request, tag: str) -> str | None:
@@ -322,7 +326,7 @@ def _offered(request: web.Request, tag: str) -> str | None:
     return None
 
 
-def accepts_gzip(accepted: str) -> bool:
+def _accepts_gzip(accepted: str) -> bool:
     """Whether an Accept-Encoding header allows gzip."""
     weights = {}
     for part in accepted.lower().split(","):

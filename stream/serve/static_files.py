@@ -6,15 +6,12 @@ Parts of a file that is too large to be sent, or kept, as a whole.
 from __future__ import annotations
 
 import asyncio
-import gzip
-import hashlib
 import mimetypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,9 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.messages.tables import can_write_parquet
-from stream.serve.addresses import client_of
 from stream.serve.city.city import City
-from stream.serve.responses import JSON, Answers, Problem, accepts_gzip
+from stream.serve.responses import JSON, Answers, Body, Problem, packed
+from stream.serve.sending import client_of
 from stream.serve.window_store import View
 
 LARGEST_RANGE = 4 << 20
@@ -75,6 +72,7 @@ def _bounds(request: web.Request, size: int) -> tuple[int, int]:
     return start, stop
 
 
+_KINDS, _BYTES = {".js": "text/javascript", ".md": "text/markdown"}, "application/octet-stream"
 STATIC = resources.files("stream") / "serve" / "static"
 PMTILES = b"PMTiles"
 _TYPE, _VECTOR = 99, 1
@@ -107,31 +105,13 @@ def security_headers(frame_ancestors: Sequence[str]) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class Asset:
-    """One static file, plain and compressed, ready to send."""
-
-    body: bytes
-    compressed: bytes
-    content_type: str
-    tag: str
-
-    @classmethod
-    def read(cls, file: Traversable) -> Asset:
-        """Read the file from the package."""
-        body = file.read_bytes()
-        kind = {".js": "text/javascript", ".md": "text/markdown"}.get(Path(file.name).suffix)
-        content_type = kind or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-        return cls(body, gzip.compress(body, 6, mtime=0), content_type, hashlib.sha256(body).hexdigest()[:32])
-
-
 @cache
-def read_assets() -> Mapping[str, Asset]:
-    """All built files by their path below ``/``, read and compressed once in a process."""
-    assets = {file.name: Asset.read(file) for file in STATIC.iterdir() if file.is_file()}
-    folder = STATIC / "assets"
-    assets |= {f"assets/{file.name}": Asset.read(file) for file in folder.iterdir() if file.is_file()}
-    return assets
+def read_assets() -> Mapping[str, tuple[Body, str]]:
+    """All built files by their path below ``/``, with their media types; read and compressed once in a process."""
+    files = {file.name: file for file in STATIC.iterdir() if file.is_file()}
+    files |= {f"assets/{file.name}": file for file in (STATIC / "assets").iterdir() if file.is_file()}
+    kinds = {name: _KINDS.get(Path(name).suffix) or mimetypes.guess_type(name)[0] or _BYTES for name in files}
+    return {name: (packed(file.read_bytes(), kinds[name]), kinds[name]) for name, file in files.items()}
 
 
 class BasemapError(ValueError):
@@ -167,7 +147,7 @@ class Pages:
         self._reading = asyncio.Semaphore(MOST_READ)
         domain = config.feed.domain
         self._settings: dict[str, Any] = {
-            "build": self._assets["index.html"].tag,
+            "build": self._assets["index.html"][0].tag,
             "feed": config.feed.name,
             "map": config.public.map,
             "derived_speeds": config.feed.derivation,
@@ -180,27 +160,19 @@ class Pages:
             "network": city.drawn,
             "street_names": city.writes_names,
             "attribution": city.attribution,
-            "areas": city.divided,
+            "areas": bool(city.by_name),
             "scheduled": city.timed,
         }
 
     async def asset(self, request: web.Request) -> web.Response:
         """A built file; the page itself at ``/``."""
         name = request.match_info.get("name", "")
-        asset = self._assets.get(f"assets/{name}" if name else request.path.lstrip("/") or "index.html")
-        if asset is None:
+        path = f"assets/{name}" if name else request.path.lstrip("/") or "index.html"
+        if path not in self._assets:
             raise web.HTTPNotFound
         # Names under assets/ contain a hash of the content, so they never change; the page itself must be revalidated.
         kept = "public, max-age=31536000, immutable" if name else "no-cache"
-        headers = self._security | {"ETag": f'W/"{asset.tag}"', "Cache-Control": kept, "Vary": "Accept-Encoding"}
-        if any(offered.value in (asset.tag, "*") for offered in request.if_none_match or ()):
-            return web.Response(status=304, headers=headers)
-        packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
-        if packed:
-            headers["Content-Encoding"] = "gzip"
-        text = asset.content_type.startswith("text/")
-        body = asset.compressed if packed else asset.body
-        return self._answers.sending.answer(request, body, asset.content_type, headers, "utf-8" if text else None)
+        return self._answers.sent(request, *self._assets[path], self._security | {"Cache-Control": kept})
 
     async def settings(self, request: web.Request) -> web.Response:
         """The settings that the page needs before any window."""
@@ -222,7 +194,7 @@ class Pages:
         headers = part.headers | {"Cache-Control": "no-store"}
         if not self._answers.sending.has_room_for(part.body, client_of(request)):
             raise Problem(503, "too many large answers are being read", "try again later", {"Retry-After": "30"})
-        answer = self._answers.sending.answer(request, part.body, "application/octet-stream", headers)
+        answer = self._answers.sending.answer(request, part.body, _BYTES, headers)
         answer.set_status(part.status)
         return answer
 

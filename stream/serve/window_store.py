@@ -5,8 +5,8 @@ Also what the service reads of a window's close marker.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -28,6 +28,9 @@ Outcome = Literal["taken", "duplicate", "invalid", "forgotten", "completed"]
 """What became of a message. "forgotten": its window is no longer kept. "completed": it was taken and made its window
 complete.
 """
+
+
+_NUMBER = attrgetter("number")
 
 
 class Described(NamedTuple):
@@ -52,7 +55,7 @@ class WindowView:
     histogram_summaries: dict[str, bytes] = field(default_factory=dict)
     """Summary of each histogram as JSON, without feed, window and structure."""
     marker: bytes | None = None
-    number: int | None = None
+    number: int = 0
     """Position of the close marker in its topic, from 1. It orders windows and is the id of their events."""
     promised: tuple[int, str] = (0, "")
     """Number of messages and digest that the close marker states."""
@@ -129,25 +132,31 @@ class WindowView:
         state = self.size, self.complete
         if self._described is None or self._described[0] != state:
             names = f"{self.feed} {self.start} {self.end} {self.number} {self.size} {self.complete} "
-            said = {"feed": self.feed, "window": {"start": self.start, "end": self.end}, "complete": self.complete}
             summaries = [msgspec.Raw(summary) for _, summary in sorted(self.histogram_summaries.items())]
             self._described = (
                 state,
                 Described(
                     digest([names.encode(), self.marker or b""])[7:39],
                     msgspec.json.encode(self.summary()),
-                    msgspec.json.encode(said | {"histograms": summaries}),
+                    msgspec.json.encode(self.stated | {"histograms": summaries}),
                 ),
             )
         return self._described[1]
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """Which window it is, as answers say it."""
+        return {"feed": self.feed, "window": {"start": self.start, "end": self.end}}
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Which window it is, and whether it is complete."""
+        return self.named | {"complete": self.complete}
+
     def summary(self) -> dict[str, Any]:
         """The window without its cells."""
-        return {
-            "feed": self.feed,
-            "window": {"start": self.start, "end": self.end},
-            "complete": self.complete,
-            "event_id": self.number,
+        return self.stated | {
+            "event_id": self.number or None,
             "cells": len(self.cells),
             "histograms": sorted(self.histograms),
             "marker": None if self.marker is None else msgspec.json.decode(self.marker),
@@ -188,7 +197,7 @@ class View:
         self._size += len(message.value)
         if key in self._unmarked:
             self._unmarked_size += len(message.value)
-            if window.number is not None:
+            if window.marker is not None:
                 del self._unmarked[key]
                 self._unmarked_size -= window.size
         self._forget()
@@ -213,7 +222,7 @@ class View:
         while (len(self.windows) - len(self._unmarked) > self._max_windows or self._size > self._max_bytes) and len(
             self.windows
         ) - len(self._unmarked) > 1:
-            self._drop(min((w for w in self.windows.values() if w.number is not None), key=_by_number))
+            self._drop(min((w for w in self.windows.values() if w.marker is not None), key=_NUMBER))
 
     def _drop(self, window: WindowView) -> None:
         key = (window.feed, window.start)
@@ -229,8 +238,8 @@ class View:
 
     def completed(self, feed: str | None = None, after: int = 0) -> list[WindowView]:
         """Complete windows whose number is above ``after``, in the order of their markers."""
-        windows = [w for w in self.windows.values() if w.complete and feed in (None, w.feed) and _by_number(w) > after]
-        return sorted(windows, key=_by_number)
+        windows = [w for w in self.windows.values() if w.complete and feed in (None, w.feed) and w.number > after]
+        return sorted(windows, key=_NUMBER)
 
     def feeds(self) -> set[str]:
         """Names of the feeds that have a complete window."""
@@ -246,23 +255,11 @@ class View:
         starts = [window.start for window in self.windows.values() if window.complete and window.feed == feed]
         return (min(starts), max(starts)) if starts else None
 
-    def find(self, start: str | None, feed: str | None) -> WindowView | None:
+    def find(self, start: str | None, feed: str) -> WindowView | None:
         """The window that starts then, or the newest complete one."""
-        if start is not None and feed is not None:
+        if start is not None:
             return self.windows.get((feed, start))
-        for window in self.ordered(feed):
-            if window.start == start if start else window.complete:
-                return window
-        return None
-
-
-def history(windows: Sequence[WindowView], cell: str) -> list[bytes]:
-    """Every release of one cell in those of the windows that are complete, oldest first; ``windows``: newest first."""
-    return [window.cells[cell] for window in reversed(windows) if window.complete and cell in window.cells]
-
-
-def _by_number(window: WindowView) -> int:
-    return 0 if window.number is None else window.number
+        return next((window for window in self.ordered(feed) if window.complete), None)
 
 
 class Period(msgspec.Struct):

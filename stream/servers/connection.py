@@ -1,13 +1,12 @@
 """Settings and starts of Kafka clients: address, encryption and credentials; and reading of secret files."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -45,6 +44,16 @@ async def start_client(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
     finally:
         if not started:
             await client.stop()
+
+
+@asynccontextmanager
+async def started(client: Client) -> AsyncIterator[Client]:
+    """A client of Kafka that runs within the context, started as by :func:`start_client`."""
+    await start_client(client)
+    try:
+        yield client
+    finally:
+        await client.stop()
 
 
 async def connect(make: Callable[[], Client], stopping: Callable[[], bool]) -> Client:
@@ -137,7 +146,7 @@ class ServerVersion:
     text: str
 
     @classmethod
-    def from_info(cls, info: Mapping[str, Any]) -> ServerVersion:
+    def from_info(cls, info: Mapping[str, Any]) -> Self:
         """Name and version by section "server" of INFO, where Valkey also reports Redis 7.2.4, for compatibility."""
         if info.get("server_name") == "valkey":
             return cls("Valkey", str(info["valkey_version"]))

@@ -6,11 +6,9 @@ The noisy tree of every cell is drawn and paid for once, for percentiles and dis
 a function of it (:mod:`dpcore.cdf`), rounded to a fixed granularity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +63,7 @@ class Columns:
         interval: tuple[FloatArray, FloatArray],
         top: float,
         within: tuple[float | FloatArray, float | FloatArray] | None = None,
-    ) -> Columns:
+    ) -> Self:
         """Statistic ``name``, rounded to its granularity; the interval is widened by the possible rounding error.
 
         The value is clamped to ``within``, by default [0, ``top``].

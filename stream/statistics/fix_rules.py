@@ -6,8 +6,6 @@ Every verdict on a user's rows is a function of that user's own rows of the wind
 neither ``moving_us`` nor ``standing_m`` there, because they read values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ the rest of an H3 parent, without those of its hexagons that have messages of th
 cell, so a user's loss is the sum over the cells they visit, as without merging.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import h3

@@ -5,8 +5,6 @@ Pure: no server, no clock. A window can be reproduced from its rows, its plan, a
 it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,38 +61,26 @@ def post_process(
     They depend only on ``bodies`` and ``area``, as published, and on ``memory``: see
     :mod:`stream.statistics.smoothing_state`.
     """
-    speed = plan.terms.speed
-    derived, after = _modelled_means(plan, bodies, memory, area)
+    speed, response = plan.terms.speed, response_of(plan)
+    derived: dict[str, Derived] = {}
+    if "kalman" in speed.post_processing and "mean" in speed.statistics:
+        memory, derived = step(
+            memory,
+            bodies,
+            plan.window,
+            upper=speed.upper,
+            lower=plan.terms.value.lower,
+            timezone=plan.terms.timezone,
+            typical=speed.typical,
+            area=area,
+            ranged=None if response is None else (response, half_ranges(plan)),
+        )
+        derived["mean"] = with_what_clipping_leaves_open(plan, derived["mean"])
+        if TYPICAL in derived:
+            derived[DEVIATION] = _deviation(derived["mean"], derived[TYPICAL])
     if CLIPPED_NORMAL in speed.post_processing and set(MOMENTS) <= set(speed.statistics):
-        derived = derived | modelled_percentiles(bodies, derived, speed.upper)
-    return derived, after
-
-
-def _modelled_means(
-    plan: Plan, bodies: list[Body], memory: Memory | None, area: Body | None
-) -> tuple[dict[str, Derived], Memory | None]:
-    """Modelled means, where the terms have them, what is typical, how far they are from it, and the memory after the
-    window.
-    """
-    speed = plan.terms.speed
-    if "kalman" not in speed.post_processing or "mean" not in speed.statistics:
-        return {}, memory
-    response = response_of(plan)
-    after, derived = step(
-        memory,
-        bodies,
-        plan.window,
-        upper=speed.upper,
-        lower=plan.terms.value.lower,
-        timezone=plan.terms.timezone,
-        typical=speed.typical,
-        area=area,
-        ranged=None if response is None else (response, half_ranges(plan)),
-    )
-    derived["mean"] = with_what_clipping_leaves_open(plan, derived["mean"])
-    if TYPICAL in derived:
-        derived[DEVIATION] = _deviation(derived["mean"], derived[TYPICAL])
-    return derived, after
+        derived |= modelled_percentiles(bodies, derived, speed.upper)
+    return derived, memory
 
 
 def _deviation(mean: Derived, typical: Derived) -> Derived:

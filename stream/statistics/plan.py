@@ -7,8 +7,6 @@ Without it, users are admitted first come, first served: one who is active all d
 Whether a window can be stored: plan and committed bytes are one value each, so bounded before the charge.
 """
 
-from __future__ import annotations
-
 import hashlib
 from datetime import datetime
 from typing import Any, NamedTuple, get_args

@@ -4,8 +4,6 @@ them.
 A range is post-processing of earlier releases and public counts, so it costs no budget. See :mod:`dpcore.residual`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -6,9 +6,7 @@ entropy.
 The statistics of speed under each relation, of one shape: plan, draw, body. The relation is chosen here alone.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.arrays import IdArray, IntArray
-from dpcore.contributions import Contributions, Counts
+from dpcore.contributions import Counts
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.messages.message import Message
@@ -36,7 +34,7 @@ from stream.statistics.pipeline import (
 from stream.statistics.plan import NO_IDS, Allowance, Due, Plan, PlanError, require_storable
 from stream.statistics.residual_clipping import with_ranges
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
-from stream.statistics.values.cell_means import highest_means, worst_biases
+from stream.statistics.values.cell_statistics import highest_means, worst_biases
 from stream.statistics.values.draw import draw_values
 from stream.statistics.values.plan import plan_gaussian, plan_values
 from stream.statistics.window_rows import WindowRows
@@ -52,6 +50,7 @@ class Values:
     """
 
     may_withhold: ClassVar[bool] = True
+    draw = staticmethod(draw_values)
 
     def plan(
         self, counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0, memory: Memory | None = None
@@ -61,10 +60,6 @@ class Values:
         if due.terms.privacy.zcdp is not None:
             return plan_gaussian(counts, due, allowance, asked, memory)
         return plan_values(counts, due, allowance, asked, memory)
-
-    def draw(self, plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
-        """As :func:`stream.statistics.values.draw.draw_values`."""
-        return draw_values(plan, contributions, noise)
 
     def body(self, plan: Plan, counts: Counts, columns: dict[str, Columns]) -> list[dict[str, Any]]:
         """The body of every cell's message, with exact counts and worst-case errors."""
@@ -83,6 +78,7 @@ class Participation:
     """
 
     may_withhold: ClassVar[bool] = False
+    draw = staticmethod(draw_participation)
     cells: IdArray
 
     def plan(
@@ -90,10 +86,6 @@ class Participation:
     ) -> Plan:
         """As :func:`stream.statistics.participation.draw.plan_participation`, with the ranges that ``memory`` gives."""
         return with_ranges(plan_participation(counts, due, allowance, self.cells, asked), memory)
-
-    def draw(self, plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
-        """As :func:`stream.statistics.participation.draw.draw_participation`."""
-        return draw_participation(plan, contributions, noise)
 
     def body(self, plan: Plan, counts: Counts, columns: dict[str, Columns]) -> list[dict[str, Any]]:
         """The body of every cell's message; no true count is in it."""
@@ -104,11 +96,7 @@ class Participation:
 
 def speed_of(terms: Terms, cells: IdArray = NO_IDS) -> Values | Participation:
     """The statistics of speed under the relation of ``terms``; ``cells``: the public list, to plan with."""
-    chosen: Mapping[NeighbouringRelation, Values | Participation] = {
-        NeighbouringRelation.VALUES: Values(),
-        NeighbouringRelation.PARTICIPATION: Participation(cells),
-    }
-    return chosen[terms.relation]
+    return Values() if terms.relation == NeighbouringRelation.VALUES else Participation(cells)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ under "values" (neighbours differ in one user's values) both histories keep the 
 as before.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -101,7 +100,7 @@ class WindowRows:
     beyond_limits: int
 
     @classmethod
-    def of(cls, rows: npt.NDArray[np.void], reading: Reading) -> WindowRows:
+    def of(cls, rows: npt.NDArray[np.void], reading: Reading) -> Self:
         """``rows`` of one window, whose order is immaterial, in their one order."""
         verdicts = refused(reading.rules, rows)
         numbers = {reason: int(verdict.sum()) for reason, verdict in verdicts.items()}
@@ -114,7 +113,7 @@ class WindowRows:
         fixes = fixes_of(kept, reading.box, declared=reading.declared)
         return cls(rows, reading, contributions, fixes, numbers, len(plausible) - len(kept))
 
-    def as_planned(self, plan: Plan) -> WindowRows:
+    def as_planned(self, plan: Plan) -> "WindowRows":
         """The rows as ``plan`` reads them; it may have been made on other terms than these were read on.
 
         Raises :class:`PlanError` if another worker planned by positions after rows were read without them.

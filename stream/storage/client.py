@@ -1,9 +1,8 @@
 """How processes inside the trust boundary reach Redis: address, encryption and credentials as configured.
 
-Scripts of ``stream/storage/lua``: whatever reads and writes in one step. They are called by their digest.
+Scripts of ``stream/storage/lua``: whatever reads and writes in one step. They are called by their digest, those of
+partitions on all shards at once.
 """
-
-from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,8 @@ from stream.config.servers import RedisConfig, host_and_port, redacted
 from stream.servers.connection import first_line, tls_context
 
 Argument = str | int | bytes
+Call = tuple[Sequence[str], Sequence[Argument]]
+"""Keys and arguments of a script."""
 
 
 @cache
@@ -116,3 +117,44 @@ def _options(redis: RedisConfig) -> dict[str, Any]:
     if redis.password_file is not None:
         options |= {"username": redis.username, "password": first_line(redis.password_file, "redis.password_file")}
     return options
+
+
+def spans_servers(redis: Redis) -> bool:
+    """Whether the client is one of a Redis Cluster, whose servers fail one by one."""
+    return isinstance(redis, RedisCluster)
+
+
+async def ask_every_primary(redis: Any) -> None:
+    """Raise :class:`RedisError` unless the server answers, of a cluster each primary: any may hold the ledger."""
+    if not spans_servers(redis):
+        await redis.ping()
+        return
+    await redis.initialize()
+    await redis.ping(target_nodes=RedisCluster.PRIMARIES)
+
+
+async def server_info(redis: Any, key: str, *sections: str) -> dict[str, Any]:
+    """INFO of the server that holds ``key``."""
+    if not spans_servers(redis):
+        return dict(await redis.info(*sections))
+    await redis.initialize()
+    return dict(await redis.info(*sections, target_nodes=redis.get_node_from_key(key)))
+
+
+async def info_of_masters(cluster: Any) -> list[dict[str, Any]]:
+    """INFO of every server of a cluster that holds keys."""
+    await cluster.initialize()
+    return [dict(await cluster.info(target_nodes=node)) for node in cluster.get_primaries()]
+
+
+async def each(redis: Any, script: str, calls: Sequence[Call]) -> list[Any]:
+    """The answers of ``script`` to ``calls``, which are sent to all servers at once. Raises the first error."""
+    if len(calls) == 1:
+        ((keys, args),) = calls
+        return [await run(redis, script, keys, *args)]
+    async with redis.pipeline(transaction=False) as pipe:
+        for keys, args in calls:
+            pipe.execute_command("EVAL", text_of(script), len(keys), *keys, *args)
+        with _as_connection_error():
+            answers: list[Any] = await pipe.execute()
+            return answers

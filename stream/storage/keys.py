@@ -6,10 +6,10 @@ own. No name of a feed or ledger has a colon, so no two tags are equal, and a pa
 key of another.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Self
+
+from redis.asyncio import Redis
 
 from stream.config import Config
 
@@ -143,6 +143,19 @@ class FeedKeys:
     def terms(self, period: str) -> str:
         """Hash: the lowest budget of the period or block, and whether charges of the period depended on counts."""
         return self._shared(f"terms:{period}")
+
+
+class OfFeed:
+    """State in Redis of one feed; that of a ledger is common to all feeds that share it."""
+
+    def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
+        self._redis: Any = redis  # typed by redis-py as answering str too; this client answers bytes
+        self._keys = FeedKeys(feed, shared_ledger)
+
+    @classmethod
+    def of(cls, redis: Redis, config: Config) -> Self:
+        """The state of a configured feed."""
+        return cls(redis, config.feed.name, config.shared_ledger)
 
 
 @dataclass(frozen=True)

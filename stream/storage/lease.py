@@ -1,7 +1,5 @@
 """A lease in Redis: while one worker closes windows, the others wait. It saves work; nothing depends on it."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import AsyncIterator

@@ -12,21 +12,17 @@ Feeds may share a ledger. They have budgets, generation, terms and the mark of r
 birth, which is when it joined, and numbers its own windows.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from dpcore.arrays import IdArray, IntArray
 from dpcore.budget import ChargeBasis
-from stream.config import Config
 from stream.storage.client import run
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import OfFeed
 from stream.windows import Period, Slotting, utc_text
 
 AFRESH = (
@@ -128,25 +124,15 @@ class Terms(NamedTuple):
     counts: bool
 
 
-class Ledger:
+class Ledger(OfFeed):
     """Spent budgets of one feed, or of all feeds that share a ledger with it.
 
     Counts are exact below 2^53 (Lua numbers), far above any configurable budget.
     """
 
-    def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
-        self.committed = 0
-        """Number of windows known to be committed, of all feeds of the ledger. If Redis remembers fewer, it neither
-        charges nor commits."""
-        self._redis = redis
-        self._calls: Any = redis  # typed by redis-py as answering str too; this client answers bytes
-        self._keys = FeedKeys(feed, shared_ledger)
-        """The script that charges and remembers a plan in one step."""
-
-    @classmethod
-    def of(cls, redis: Redis, config: Config) -> Self:
-        """The ledger of a configured feed."""
-        return cls(redis, config.feed.name, config.shared_ledger)
+    committed = 0
+    """Number of windows known to be committed, of all feeds of the ledger. If Redis remembers fewer, it neither charges
+    nor commits."""
 
     async def generation(self) -> str | None:
         """Identity of this ledger; None if there is none, because it was never started or was lost."""
@@ -163,7 +149,7 @@ class Ledger:
         one.
         """
         if birth is None:
-            birth = int((await run(self._calls, "clock", [self._keys.generation]))[0])
+            birth = int((await run(self._redis, "clock", [self._keys.generation]))[0])
         keys, given = [self._keys.generation, self._keys.birth], (str(uuid.uuid4()), birth)
         if self._keys.shared_ledger is None:
             await run(self._redis, "begin_ledger", keys, *given)
@@ -231,7 +217,7 @@ class Ledger:
     async def _remembered(self, feeds: list[str]) -> list[int]:
         """Number of windows of each of ``feeds`` committed, read at the same moment as the number of all."""
         keys = [self._keys.commits, *(self._keys.beside(feed).sequence for feed in feeds)]
-        commits, *sequences = [int(count or 0) for count in await run(self._calls, "counts", keys)]
+        commits, *sequences = [int(count or 0) for count in await run(self._redis, "counts", keys)]
         if commits < self.committed:
             raise SetBackError(commits, self.committed, self._whose)
         self.committed = commits
@@ -250,18 +236,14 @@ class Ledger:
         await self._claim(self._keys.policy, policy)
         await self.kept_under(policy)
 
-    async def kept_under(self, policy: str) -> bool:
-        """Whether the ledger is bound to ``policy``; False if it is not bound yet.
-
-        Raises :class:`LedgerError` if it is bound to another policy.
-        """
+    async def kept_under(self, policy: str) -> None:
+        """Raise :class:`LedgerError` if the ledger is bound to another policy."""
         known = await self._bound(self._keys.policy)
         if known not in ("", policy):
             raise LedgerError(
                 f"the ledger was kept with {known}, the configuration says {policy}; under other "
                 f"periods or units spent budgets would be forgotten. Restore the old settings. {AFRESH}"
             )
-        return known == policy
 
     async def claim_identity(self, identity: str) -> None:
         """Bind the ledger to the field that identifies users, because with another field everybody would have a second
@@ -314,7 +296,7 @@ class Ledger:
         for start in range(0, len(users), _READ):
             part = slice(start, start + _READ)
             named = " ".join(map(str, users[part].tolist()))
-            for sign, stored in zip((1, -1), await run(self._calls, "spent", keys, named), strict=True):
+            for sign, stored in zip((1, -1), await run(self._redis, "spent", keys, named), strict=True):
                 if stored:
                     spent[part] += sign * np.array([int(value or 0) for value in stored], dtype=np.int64)
         return spent

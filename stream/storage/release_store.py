@@ -1,18 +1,14 @@
 """State of windows in progress in Redis: plan, committed bytes, memory of smoothing, and records of releases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from stream.config import Config
-from stream.storage.client import Argument, run
-from stream.storage.keys import FeedKeys
+from stream.storage.client import run
+from stream.storage.keys import OfFeed
 from stream.storage.ledger import AlreadyReleasedError, OutOfTurnError
 from stream.windows import utc_text
 
@@ -49,17 +45,8 @@ class Carried(NamedTuple):
     link: bytes = b""
 
 
-class ReleaseStore:
+class ReleaseStore(OfFeed):
     """Stores plans, committed bytes, memory and records of a feed's releases, as bytes, without interpreting them."""
-
-    def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
-        self._redis: Any = redis  # redis-py types its answers as text too; this client answers bytes
-        self._keys = FeedKeys(feed, shared_ledger)
-
-    @classmethod
-    def of(cls, redis: Redis, config: Config) -> Self:
-        """The releases of a configured feed."""
-        return cls(redis, config.feed.name, config.shared_ledger)
 
     async def released(self, slot: int) -> Released | None:
         """The record of a released window; None if the window is not released."""
@@ -196,8 +183,7 @@ class ReleaseStore:
         named = self._keys
         keys = [named.outbox(slot), named.closed, named.memory, named.charged(slot), named.sequence, named.commits]
         keys += [named.link, named.planned, named.set_aside]
-        args: list[Argument] = [slot, outbox, before.memory, after.memory, plan_digest, number]
-        args += [before.link, after.link]
+        args = (slot, outbox, before.memory, after.memory, plan_digest, number, before.link, after.link)
         try:
             return CommitOutcome(await run(self._redis, "commit", keys, *args))
         except ResponseError as error:

@@ -4,8 +4,6 @@ The mark ``retired`` is set before anything is deleted and only grows. The calls
 it. So no period can be charged after its charges were deleted, whatever clocks, configurations or other workers say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -13,9 +11,8 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
-from stream.storage.client import run
+from stream.storage.client import Call, each, run
 from stream.storage.keys import FeedKeys, PartKeys
-from stream.storage.partitions import Call, each
 from stream.storage.release_store import Released
 from stream.windows import Slotting
 

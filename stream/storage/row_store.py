@@ -20,22 +20,16 @@ read is all that the partitions stored before their seals, also if a shard was s
 gone, or it is another one.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from redis.asyncio import Redis
 
-from stream.config import Config
-from stream.storage.client import Argument, run
-from stream.storage.keys import FeedKeys, PartKeys
+from stream.storage.client import Argument, Call, each, run
+from stream.storage.keys import OfFeed, PartKeys
 from stream.storage.ledger import AFRESH
-from stream.storage.partitions import Call, KnownPartition, each, known_partitions
 from stream.windows import PartitionTime, utc_text
 
 ROW = np.dtype(
@@ -108,43 +102,25 @@ class AppendTimes(NamedTuple):
     deadline: Callable[[int], int]
 
 
-@dataclass(frozen=True)
-class PartitionBatch:
-    """Offsets ``first`` to ``following`` - 1 of ``partition``: their ``rows``, each with its offset and timeslot start,
-    (n,).
+def by_slot(slots: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
+    """Each distinct start of a timeslot among ``slots`` (n,), oldest first, with the indices of its rows, in order."""
+    if len(slots) and (slots == slots[0]).all():
+        yield int(slots[0]), slice(None)
+        return
+    order = np.argsort(slots, kind="stable")
+    distinct, start = np.unique(slots[order], return_index=True)
+    yield from zip(distinct.tolist(), np.split(order, start[1:]), strict=bool(len(distinct)))
 
-    Offsets do not descend; the rows of one message share its offset.
+
+class KnownPartition(NamedTuple):
+    """What the feed's shard knows of a partition.
+
+    ``restart``: the offset from which it is read again should its shard be lost; None before it was opened. ``gone``:
+    whether the topic no longer has it.
     """
 
-    partition: str
-    first: int
-    following: int
-    rows: NDArray[np.void]
-    offsets: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    arrivals: AppendTimes | None
-
-    @property
-    def facts(self) -> list[Argument]:
-        """What a script gets of a batch: first and next offset, largest event time, append time of the last message."""
-        largest = str(int(self.rows["time"].max())) if len(self.rows) else ""
-        return [self.first, self.following, largest, "" if self.arrivals is None else self.arrivals.last]
-
-    def by_slot(self) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
-        """Each distinct slot with the indices of its rows, in order."""
-        if len(self.slots) and (self.slots == self.slots[0]).all():
-            yield int(self.slots[0]), slice(None)
-            return
-        order = np.argsort(self.slots, kind="stable")
-        distinct, start = np.unique(self.slots[order], return_index=True)
-        yield from zip(distinct.tolist(), np.split(order, start[1:]), strict=bool(len(distinct)))
-
-    def in_time(self, slot: int, chosen: NDArray[np.int64] | slice) -> tuple[str, NDArray[np.void]]:
-        """(Deadline of the slot in µs, '' for none; those of its ``chosen`` rows that were appended by then)."""
-        if self.arrivals is None:
-            return "", self.rows[chosen]
-        deadline = self.arrivals.deadline(slot)
-        return str(deadline), self.rows[chosen][: np.searchsorted(self.arrivals.rows[chosen], deadline, side="right")]
+    restart: int | None
+    gone: bool
 
 
 class StateError(RuntimeError):
@@ -174,20 +150,11 @@ class Look(NamedTuple):
     slots: list[int]
 
 
-class RowStore:
+class RowStore(OfFeed):
     """Rows, offsets and times of one feed. The keys of each partition are on one shard, the feed's own on another.
 
     Windows are sealed, read and deleted in all partitions; each of these calls may be repeated.
     """
-
-    def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
-        self._redis: Any = redis  # typed by redis-py as answering str too; this client answers bytes
-        self._keys = FeedKeys(feed, shared_ledger)
-
-    @classmethod
-    def of(cls, redis: Redis, config: Config) -> Self:
-        """The rows of a configured feed."""
-        return cls(redis, config.feed.name, config.shared_ledger)
 
     async def now_us(self) -> int:
         """The clock of the feed's shard, µs UTC, which is the same for all workers."""
@@ -215,13 +182,16 @@ class RowStore:
         without ``arrivals``, only rows of sealed slots are. ``begun``: the reader has stored this partition before, so
         Redis must know it. Raises :class:`Behind` if earlier offsets are missing in Redis.
         """
-        batch = PartitionBatch(partition, first_offset, next_offset, rows, offsets, slots, arrivals)
-        part = PartKeys(self._keys, partition)
+        part, largest = PartKeys(self._keys, partition), str(int(rows["time"].max())) if len(rows) else ""
         keys: list[str] = [part.progress, part.slots, part.sealed]
-        args = batch.facts
-        for slot, chosen in batch.by_slot():
+        args: list[Argument] = [first_offset, next_offset, largest, "" if arrivals is None else arrivals.last]
+        for slot, chosen in by_slot(slots):
             keys.append(part.rows(slot))
-            deadline, in_time = batch.in_time(slot, chosen)
+            deadline: int | str = ""
+            in_time = rows[chosen]
+            if arrivals is not None:
+                deadline = arrivals.deadline(slot)
+                in_time = in_time[: np.searchsorted(arrivals.rows[chosen], deadline, side="right")]
             args += [slot, deadline, in_time.tobytes(), offsets[chosen].astype("<i8").tobytes()]
         while not (answer := await run(self._redis, "append", keys, *args)):
             await self.open(partition, 0 if begun else first_offset)
@@ -327,19 +297,16 @@ class RowStore:
     async def look(self) -> Look:
         """Look at all partitions."""
         named = self._keys
-        answers = await run(self._redis, "look", [named.partitions, named.seen, named.opened])
-        listed, seen, opened = (dict(zip(pairs[::2], pairs[1::2], strict=True)) for pairs in answers)
-        parts = await self._each_part(known_partitions(opened, listed, ()), "look_part")
-        times = {
-            name.decode(): _time_of(parts[name.decode()][0], int(time_us), int(seen.get(name) or time_us))
-            for name, time_us in listed.items()
-        }
+        *answers, opened = await run(self._redis, "look", [named.partitions, named.seen, named.opened])
+        listed, seen = map(_pairs, answers)
+        parts = await self._each_part(_known(opened, listed, ()), "look_part")
+        times = {}
+        for name, listed_us in listed.items():
+            _, read, event, moved = parts[name.decode()][0]
+            moved_us, read_us = int(moved or seen.get(name) or listed_us), min(int(read or 0), int(listed_us))
+            times[name.decode()] = PartitionTime(None if event is None else int(event), moved_us, read_us)
         offsets = {name: int(progress[0]) for name, (progress, _) in parts.items() if progress[0] is not None}
         return Look(times, offsets, sorted({int(slot) for _, slots in parts.values() for slot in slots}))
-
-    async def partition_times(self) -> dict[str, PartitionTime]:
-        """How far each partition of the topic was read, at most up to the time when the topic was last listed."""
-        return (await self.look()).times
 
     async def open_slots(self) -> list[int]:
         """Starts of timeslots with rows, oldest first; also of windows that were set aside."""
@@ -399,7 +366,11 @@ class RowStore:
         waiting = [_Place(number, None, 0) for number in range(len(names))]
         while waiting:
             turn, waiting = waiting[:_PARTITIONS_AT_ONCE], waiting[_PARTITIONS_AT_ONCE:]
-            calls = [self._read_call(slot, name := names[place.number], partitions[name], place.blob) for place in turn]
+            calls: list[Call] = []
+            for place in turn:
+                part = PartKeys(self._keys, name := names[place.number])
+                keys = [part.sealed, part.rows(slot), *([part.slots] if partitions[name].gone else [])]
+                calls.append((keys, [slot, place.blob, _BYTES_PER_READ, _BLOBS_PER_READ]))
             left = []
             for place, answer in zip(turn, await each(self._redis, "read_part", calls), strict=True):
                 if not answer or place.seal not in (None, answer[0]):
@@ -411,11 +382,6 @@ class RowStore:
                     left.append(_Place(place.number, seal, place.blob + len(blobs)))
             waiting = left + waiting
         return np.frombuffer(stored, dtype=ROW if positions else PLACELESS_ROW)
-
-    def _read_call(self, slot: int, partition: str, known: KnownPartition, blob: int) -> Call:
-        part = PartKeys(self._keys, partition)
-        keys = [part.sealed, part.rows(slot), *([part.slots] if known.gone else [])]
-        return keys, [slot, blob, _BYTES_PER_READ, _BLOBS_PER_READ]
 
     async def drop_rows(self, slot: int) -> None:
         """Delete the rows of a released slot. It stays sealed; where a shard is away it is deleted later."""
@@ -434,11 +400,12 @@ class RowStore:
             await each(self._redis, "drop_part", calls)
 
 
-def _known(opened: list[bytes], listed: list[bytes], gone: list[bytes]) -> dict[str, KnownPartition]:
-    return known_partitions(dict(zip(opened[::2], opened[1::2], strict=True)), listed, gone)
+def _pairs(hash_: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(hash_[::2], hash_[1::2], strict=True))
 
 
-def _time_of(progress: Sequence[bytes | None], listed_us: int, first_us: int) -> PartitionTime:
-    """How far a partition was read that the topic was listed with now and at first."""
-    _, read, event, moved = progress
-    return PartitionTime(None if event is None else int(event), int(moved or first_us), min(int(read or 0), listed_us))
+def _known(opened: Sequence[bytes], listed: Iterable[bytes], gone: Iterable[bytes]) -> dict[str, KnownPartition]:
+    """The partitions that were ever opened or are listed, in order of their names."""
+    notes, left = _pairs(opened), set(gone)
+    restarts = {name: int(note.split(b" ")[0]) if (note := notes.get(name)) else None for name in {*notes, *listed}}
+    return {name.decode(): KnownPartition(restarts[name], name in left) for name in sorted(restarts)}

@@ -1,7 +1,5 @@
 """The feeds of a shared ledger: what they must have in common, which joined, what each states and holds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 

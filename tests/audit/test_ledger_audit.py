@@ -17,8 +17,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.offline import MemoryRows, split_by_slot
-from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import STEPS, ReleaseProtocol
+from stream.protocol.release_protocol import STEPS, ReleaseProtocol, statistics_of
 from stream.statistics.plan import Plan, decode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import CHUNK, AlreadyReleasedError, Ledger, LedgerError, SetBackError

@@ -25,8 +25,7 @@ from stream.config.public_cells import public_cells
 from stream.messages.message import decode_outbox
 from stream.offline import MemoryRows
 from stream.protocol.close_process import CloseReport
-from stream.protocol.parts import ContentError, statistics_of
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ContentError, ReleaseProtocol, statistics_of
 from stream.statistics.plan import Plan, decode_plan
 from stream.statistics.values.draw import draw_distributions
 from stream.storage.ledger import Ledger, OutOfTurnError

@@ -33,7 +33,7 @@ from stream.config import Config
 from stream.ingestion.decoding import Decoder
 from stream.local import REPO_ROOT
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest
-from stream.protocol.parts import statistics_of
+from stream.protocol.release_protocol import statistics_of
 from stream.statistics.plan import Allowance, Due
 
 OPTIONS = ("target", "seconds", "rate")

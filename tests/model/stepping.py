@@ -28,7 +28,6 @@ from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, window_messa
 from stream.protocol import close_process, ledger_check
 from stream.protocol.close_process import CloseReport
 from stream.protocol.publishing import PublishError
-from stream.protocol.release_protocol import Planning
 from stream.statistics.plan import Due, Plan
 from stream.storage.keys import FeedKeys
 from stream.storage.release_store import ReleaseStore
@@ -278,7 +277,7 @@ def continuation(coroutine: Any) -> Any:
     return tuple(frames)
 
 
-_STATELESS = (Redis, Pipeline, Config, Noise, CoroutineType, FeedKeys, ReleaseStore, RowStore, Planning)
+_STATELESS = (Redis, Pipeline, Config, Noise, CoroutineType, FeedKeys, ReleaseStore, RowStore)
 """Parts that are the same in every worker, with :class:`ReleaseProtocol` and those of this module."""
 
 

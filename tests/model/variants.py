@@ -44,13 +44,13 @@ class Variant(NamedTuple):
 
 SHIPPED = Variant("as shipped")
 
-_CHARGE, _DRAW = "refused = await self._charge(planned.plan)\n", "drawn = await self._draw(planned.plan, rows)\n"
+_CHARGE, _DRAW = "refused = await self.charge(planned.plan)\n", "drawn = await self._draw(planned.plan, rows)\n"
 _COMMIT, _INDENT = "await self._commit(planned.plan, drawn)\n", 16 * " "
 _EARLY = f"""messages, _ = self.statistics.compose(
 {_INDENT}    planned.plan, drawn, await self.store.memory(), await self.ledger.sequence() + 1)
 {_INDENT}await self.publisher.publish(messages)
 {_INDENT}"""
-_LOOK, _CONFIRM = "await self.before_publishing()\n", "await self._confirm(messages)\n"
+_LOOK, _CONFIRM = "await self.before_publishing()\n", "await self.publisher.confirm(messages)\n"
 _FIRST = "if redis.call('EXISTS', KEYS[1]) == 1 then\n  return 0\nend\n"
 _NUMBER, _SPENT = (
     "redis.call('SET', KEYS[5], ARGV[6])",

@@ -26,8 +26,7 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.local import REPO_ROOT
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
-from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from tests.support.builders import SLOT, bus_config, located, pinned_rows, riders_config, with_histograms, zcdp_config

@@ -12,6 +12,7 @@ import numpy as np
 
 from dpcore.accounting import NANO, epsilon_of_rho
 from stream.config import Config, load_config
+from stream.ingestion.formats import read_instant, time_us
 from stream.storage.row_store import ROW
 from tests.support import hourly
 
@@ -214,3 +215,8 @@ def uncommented(file: Path, *, euler: bool = False) -> str:
 def in_order(rows: np.ndarray) -> np.ndarray:
     """The rows in order of time, as a fleet sends them."""
     return rows[np.argsort(rows["time"], kind="stable")]
+
+
+def parse_time(text: str) -> int:
+    """Epoch microseconds of ISO 8601 text with an offset."""
+    return time_us(read_instant(text, None))

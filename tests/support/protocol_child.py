@@ -14,9 +14,8 @@ from redis.asyncio import Redis
 
 from dpcore.noise import Noise
 from stream.config import load_config
-from stream.protocol.parts import statistics_of
 from stream.protocol.publishing import KafkaPublisher, make_producer
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 

@@ -216,7 +216,7 @@ async def _due(worker: Worker, now: float) -> list[int]:
     """What is due once every partition was found read to its end at ``now``."""
 
     async def read() -> bool:
-        return (read_through(await worker.rows.partition_times()) or 0) >= int(now * 1e6) - CLOCK_MARGIN_US
+        return (read_through((await worker.rows.look()).times) or 0) >= int(now * 1e6) - CLOCK_MARGIN_US
 
     await until(read)
     return await worker.due_slots()

@@ -95,7 +95,7 @@ def read_to(redis: Redis, moment: float) -> Callable[[], Awaitable[bool]]:
     """To wait until everything of feed "bus" was read that was appended by this moment, seconds."""
 
     async def check() -> bool:
-        return (read_through(await RowStore(redis, "bus").partition_times()) or 0) > moment * 1e6
+        return (read_through((await RowStore(redis, "bus").look()).times) or 0) > moment * 1e6
 
     return check
 
@@ -104,7 +104,7 @@ def listed(redis: Redis, partitions: int) -> Callable[[], Awaitable[bool]]:
     """To wait until so many partitions of feed "bus" are known."""
 
     async def check() -> bool:
-        return len(await RowStore(redis, "bus").partition_times()) == partitions
+        return len((await RowStore(redis, "bus").look()).times) == partitions
 
     return check
 

@@ -165,12 +165,10 @@ class Alert(NamedTuple):
 
     def body(self, window: WindowView) -> dict[str, Any]:
         """As JSON can hold it. ``id`` depends on feed, rule, window and cell only."""
-        return {
+        return window.named | {
             "id": f"{window.feed}/{self.rule.name}/{window.start}/{self.cell}",
             "rule": self.rule.name,
-            "feed": window.feed,
             "cell": self.cell,
-            "window": {"start": window.start, "end": window.end},
             "first_window": self.first,
             "new": self.new,
             "statistic": "mean",
@@ -267,9 +265,8 @@ def _has_laplace_noise(marker: CloseMarker) -> bool:
 def _released(window: WindowView, usual: Usual) -> tuple[CellArray, FloatArray, FloatArray]:
     """Cells, released means before clamping, and their Laplace scales, shape (C,) each, in order of cell."""
     decoded = usual.decoded(window)
-    order = np.argsort(decoded.cells)
-    values, deviations = decoded.means[:, order]
-    return decoded.cells[order], values, deviations / np.sqrt(2.0)
+    values, deviations = decoded.means
+    return decoded.cells, values, deviations / np.sqrt(2.0)
 
 
 def _against_usual(

@@ -14,7 +14,6 @@ import hashlib
 import hmac
 import random
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,7 +27,6 @@ from aiohttp import web
 from stream.config import Config, ConfigError
 from stream.config.alerts import AlertRule, WebhookConfig
 from stream.config.secret_files import OpenSecretError, read_secret
-from stream.serve import parameters as p
 from stream.serve.alerts.rules import Alert, Judged, alerts, chain, judged_cells, unit_of
 from stream.serve.broadcast import Broadcast
 from stream.serve.cell_history import Usual
@@ -90,17 +88,15 @@ class Webhook:
         """Raises :class:`ConfigError` for a secret that cannot be used."""
         self._url, self._secret = webhook.url, signing_secret(webhook)
         self._metrics = metrics
-        self._waiting: deque[Delivery] = deque()
-        self._wake = asyncio.Event()
+        self._waiting: asyncio.Queue[Delivery] = asyncio.Queue(WAITING)
 
     def offer(self, delivery: Delivery) -> None:
         """Deliver it later. Returns at once."""
-        if len(self._waiting) >= WAITING:
-            dropped = self._waiting.popleft()
+        if self._waiting.full():
+            dropped = self._waiting.get_nowait()
             self._metrics.deliveries.labels("dropped").inc()
             log.warning("alerts dropped: the webhook's receiver is too slow", delivery=dropped.identifier)
-        self._waiting.append(delivery)
-        self._wake.set()
+        self._waiting.put_nowait(delivery)
 
     async def run(self) -> None:
         """Deliver until cancelled; what goes wrong with one delivery is logged and counted, and the next is made."""
@@ -108,15 +104,12 @@ class Webhook:
         options = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=options, cookie_jar=aiohttp.DummyCookieJar()) as session:
             while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._waiting:
-                    delivery = self._waiting.popleft()
-                    try:
-                        await self._deliver(session, delivery)
-                    except Exception:
-                        self._metrics.deliveries.labels("failed").inc()
-                        log.exception("alerts not delivered", delivery=delivery.identifier)
+                delivery = await self._waiting.get()
+                try:
+                    await self._deliver(session, delivery)
+                except Exception:
+                    self._metrics.deliveries.labels("failed").inc()
+                    log.exception("alerts not delivered", delivery=delivery.identifier)
 
     async def _deliver(self, session: aiohttp.ClientSession, delivery: Delivery) -> None:
         reason = ""
@@ -183,7 +176,6 @@ class Alerts:
         self,
         config: Config,
         view: View,
-        usual: Usual,
         answers: Answers,
         metrics: PublicMetrics,
         broadcast: Broadcast,
@@ -197,10 +189,9 @@ class Alerts:
         self._view, self._answers, self._metrics, self._broadcast = view, answers, metrics, broadcast
         webhook = config.public.webhook
         self._webhook = None if webhook is None else Webhook(webhook, metrics)
-        self._usual, self._caught_up = usual, caught_up
+        self._usual, self._caught_up = Usual(), caught_up
         self._turns = Turns("alerts", MOST_WAITING)
-        self._waiting: deque[WindowView] = deque()
-        self._wake = asyncio.Event()
+        self._waiting: asyncio.Queue[WindowView] = asyncio.Queue(WAITING)
         self._newest = ""
         """Start of the newest window that was judged."""
         self._named: dict[str, dict[str, set[str]]] = {}
@@ -215,12 +206,11 @@ class Alerts:
         """Judge a window that became complete, later. Returns at once."""
         if not self._rules or window.feed != self._feed:
             return
-        if len(self._waiting) >= WAITING:
-            dropped = self._waiting.popleft()
+        if self._waiting.full():
+            dropped = self._waiting.get_nowait()
             self._metrics.unjudged.inc()
             log.warning("a window's alerts are not told: too many windows wait to be judged", window=dropped.start)
-        self._waiting.append(window)
-        self._wake.set()
+        self._waiting.put_nowait(window)
 
     async def run(self) -> None:
         """Judge announced windows until cancelled; what goes wrong with one is logged, and the next one is judged."""
@@ -234,13 +224,9 @@ class Alerts:
                 if newest is not None and self._rules:
                     await self._judge(thread, newest)
                 while True:
-                    await self._wake.wait()
-                    self._wake.clear()
-                    while self._waiting:
-                        window = self._waiting.popleft()
-                        named = await self._judge(thread, window)
-                        if named is not None:
-                            self._tell(window, named)
+                    window = await self._waiting.get()
+                    if (named := await self._judge(thread, window)) is not None:
+                        self._tell(window, named)
         finally:
             # Without waiting: the event loop would stand still until the thread is done.
             thread.shutdown(wait=False, cancel_futures=True)
@@ -286,21 +272,14 @@ class Alerts:
                 continue
             self._metrics.alerts.labels(name).inc(len(news))
             identifier = f"{window.feed}/{name}/{window.start}"
-            body = msgspec.json.encode(
-                {
-                    "id": identifier,
-                    "rule": name,
-                    "feed": window.feed,
-                    "window": {"start": window.start, "end": window.end},
-                    "count": len(news),
-                    "alerts": [alert.body(window) for alert in news[:MOST_TOLD]],
-                }
-            )
+            told = [alert.body(window) for alert in news[:MOST_TOLD]]
+            said = {"id": identifier, "rule": name, "count": len(news), "alerts": told}
+            body = msgspec.json.encode(window.named | said)
             self._broadcast.tell(window.feed, b"event: alert\ndata: %b\n\n" % body)
             if self._webhook is not None:
                 self._webhook.offer(Delivery(identifier, body))
 
-    @get("/alerts", "listAlerts", {JSON: "AlertList"}, p.FEED, p.WINDOW_QUERY, tag="Alerts", errors=(404,))
+    @get("/alerts", "listAlerts", {JSON: "AlertList"}, "feed", "window", tag="Alerts", errors=(404,))
     async def answer(self, request: web.Request, feed: str, window: str | None) -> web.Response:
         """The operator's rules, and the cells that they name in one window."""
         known = known_window(self._view, window, feed)
@@ -314,15 +293,9 @@ class Alerts:
 
 
 def _answer(window: WindowView, rules: Sequence[AlertRule], windows: Sequence[Judged], usual: Usual) -> bytes:
-    active = [alert for rule in rules for alert in alerts(rule, windows, usual)]
-    return msgspec.json.encode(
-        {
-            "feed": window.feed,
-            "window": {"start": window.start, "end": window.end},
-            "rules": [_described(rule, window) for rule in rules],
-            "alerts": [alert.body(window) for alert in active],
-        }
-    )
+    active = [alert.body(window) for rule in rules for alert in alerts(rule, windows, usual)]
+    described = [_described(rule, window) for rule in rules]
+    return msgspec.json.encode(window.named | {"rules": described, "alerts": active})
 
 
 def _described(rule: AlertRule, window: WindowView) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stream.config import ConfigError
 from stream.config.geojson import Polygon, by_number, polygons_of, shown
 from stream.messages.shapes import centre_of
-from stream.serve.city.places import Places, check_name, read_bytes
+from stream.serve.city.places import Places, check_name, explained, read_bytes
 
 LARGEST = 8 << 20
 """Bytes of the file of polygons."""
@@ -147,13 +147,8 @@ def read_areas(path: Path | None, places: Places) -> dict[str, Area]:
     areas: dict[str, Area] = {}
     if path is not None:
         body = read_bytes(path, "areas", LARGEST)
-        try:
+        with explained(path, "areas", "a GeoJSON FeatureCollection of Polygons, each with a property 'name'"):
             areas.update((area.name, area) for area in _polygon_areas(body))
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"public.areas {path} is no file of areas: {error}; write a GeoJSON FeatureCollection of Polygons, "
-                "each with a property 'name'"
-            ) from None
     if places.resolution is not None:
         corridors = places.corridors()
         for route in sorted(corridors, key=by_number):

@@ -15,21 +15,20 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from stream.config import Config, ConfigError
+from stream.config import Config
 from stream.config.geojson import Position, lines_of, shapes
 from stream.config.value import SPEED
 from stream.messages.cells import cells_of
 from stream.messages.tables import TO_AVERAGE, Row, flatten, write_lines
-from stream.serve import parameters as p
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, inside
-from stream.serve.city.places import check_name, read_bytes, read_places
+from stream.serve.city.places import check_name, explained, read_bytes, read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import Ways
 from stream.serve.differences import from_schedule
 from stream.serve.hexagons import complete_window, known_area, known_window
-from stream.serve.operations import get
-from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, Answers, Turns, key_of
+from stream.serve.operations import Method, get
+from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, Answers, Turns, attached, key_of
 from stream.serve.window_store import View, WindowView, bounds_of, value_of
 
 LARGEST = 32 << 20
@@ -50,7 +49,7 @@ def read_streets(path: Path | None) -> Streets:
     """Lines, points and names of the file; without one there are none. Raises :class:`ConfigError`."""
     if path is None:
         return Streets()
-    try:
+    with explained(path, "streets", "a GeoJSON FeatureCollection of lines or points"):
         document = json.loads(read_bytes(path, "streets", LARGEST).decode("utf-8"))
         features, points = [], 0
         for (where, shape), described in zip(shapes(document), document.get("features", [document]), strict=True):
@@ -63,11 +62,6 @@ def read_streets(path: Path | None) -> Streets:
             raise ValueError(f"it has {points} points, more than {MOST_POINTS}; leave out minor streets")
         said = document.get("attribution")
         return Streets(features, check_name(said, "its attribution") if isinstance(said, str) else None)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"public.streets {path} is no file of streets: {error}; write a GeoJSON FeatureCollection of lines or "
-            "points"
-        ) from None
 
 
 def _shape(lines: list[list[Position]]) -> dict[str, Any]:
@@ -83,6 +77,23 @@ DRAWN_BYTES = 4 << 20
 """Bytes of drawn areas that are kept: a share of their own, so that they push out nothing else."""
 
 
+_FACTS = {
+    "places": ("listPlaces", JSON, "PlaceList", "Places", "Names of cells, and the routes that cross them"),
+    "routes": ("listRoutes", GEOJSON, "RouteFeatures", "Places", "Lines of the routes, simplified"),
+    "streets": ("listStreets", GEOJSON, "StreetFeatures", "Places", "Lines of streets, and points of sensors"),
+    "stops": ("listStops", GEOJSON, "StopFeatures", "Places", "Stops"),
+    "scheduled": ("listScheduledSpeeds", JSON, "ScheduledTable", "Places", "Scheduled speeds by kind of day and hour"),
+    "areas": ("listAreas", JSON, "AreaList", "Areas", "Named areas: polygons, then corridors of routes"),
+}
+"""What does not change while the service runs, by its path: operation, media type, schema, tag and summary."""
+
+
+def _facts(method: Method) -> Method:
+    for fact, (name, kind, schema, tag, summary) in _FACTS.items():
+        get(f"/{fact}", name, {kind: schema}, tag=tag, summary=summary, fact=fact)(method)
+    return method
+
+
 class City:
     """What the operator's files say of the city, and the released statistics of its areas."""
 
@@ -96,83 +107,50 @@ class City:
         self._feed, self._zone = config.feed.name, config.feed.timezone
         streets = read_streets(config.public.streets)
         self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops or streets.features)
-        self._places, self._routes, self._stops = places.table(), places.route_features(), places.stop_features()
-        self._streets = msgspec.json.encode({"type": "FeatureCollection", "features": streets.features})
         self.attribution = streets.attribution
         self.writes_names = any("name" in feature["properties"] for feature in streets.features)
-        listed = [{"name": area.name, "kind": area.kind} for area in self.by_name.values()]
-        self._list = msgspec.json.encode({"areas": listed})
         self._service = ScheduledService(places.scheduled, places.resolution)
-        self.ways = Ways(config, view, answers, places, self._service)
-        self.timed, self._scheduled = bool(self._service), self._service.table()
-        bodies = (self._places, self._routes, self._streets, self._stops, self._list, self._scheduled)
-        self._keys = {body: key_of(body) for body in bodies}
+        self.ways, self.timed = Ways(config, view, answers, places, self._service), bool(self._service)
+        areas = [{"name": area.name, "kind": area.kind} for area in self.by_name.values()]
+        bodies = {
+            "places": places.table(),
+            "routes": places.route_features(),
+            "streets": msgspec.json.encode({"type": "FeatureCollection", "features": streets.features}),
+            "stops": places.stop_features(),
+            "scheduled": self._service.table(),
+            "areas": msgspec.json.encode({"areas": areas}),
+        }
+        self._facts = {name: (body, key_of(body)) for name, body in bodies.items()}
 
-    @property
-    def divided(self) -> bool:
-        """Whether there are areas."""
-        return bool(self.by_name)
-
-    @get("/places", "listPlaces", {JSON: "PlaceList"}, tag="Places")
-    async def places(self, request: web.Request) -> web.Response:
-        """Names of cells, and the routes that cross them."""
-        return await self._answer(request, self._places, JSON)
-
-    @get("/routes", "listRoutes", {GEOJSON: "RouteFeatures"}, tag="Places")
-    async def routes(self, request: web.Request) -> web.Response:
-        """Lines of the routes, simplified."""
-        return await self._answer(request, self._routes, GEOJSON)
-
-    @get("/streets", "listStreets", {GEOJSON: "StreetFeatures"}, tag="Places")
-    async def streets(self, request: web.Request) -> web.Response:
-        """Lines of streets, and points of sensors, which carry the colours of the map."""
-        return await self._answer(request, self._streets, GEOJSON)
-
-    def _is_timed(self, window: WindowView) -> bool:
-        """Whether the timetable says something about a window: it is of the configured feed, and of speeds."""
-        return window.feed == self._feed and value_of(window) == SPEED
-
-    @get("/stops", "listStops", {GEOJSON: "StopFeatures"}, tag="Places")
-    async def stops(self, request: web.Request) -> web.Response:
-        """Stops."""
-        return await self._answer(request, self._stops, GEOJSON)
-
-    @get("/scheduled", "listScheduledSpeeds", {JSON: "ScheduledTable"}, tag="Places")
-    async def scheduled(self, request: web.Request) -> web.Response:
-        """Scheduled speeds of cells by kind of day and local hour."""
-        return await self._answer(request, self._scheduled, JSON)
+    @_facts
+    async def fact(self, request: web.Request, fact: str) -> web.Response:
+        """What the operator's files say, which does not change while the service runs."""
+        body, key = self._facts[fact]
+        return await self._answers.ready(request, body, _FACTS[fact][1], key)
 
     @get(
-        "/windows/{window}/scheduled", "getScheduledSpeeds", {JSON: "ScheduledSpeeds"}, p.WINDOW_PATH, p.FEED,
+        "/windows/{window}/scheduled", "getScheduledSpeeds", {JSON: "ScheduledSpeeds"}, "feed",
         tag="Places", errors=(404,),
     )  # fmt: skip
     async def scheduled_in(self, request: web.Request, feed: str, window: str) -> web.Response:
         """Scheduled speeds of the released cells of one window, in its hours."""
         known = known_window(self._view, window, feed)
-        key, service, values, summary = key_of("scheduled", known.tag), self._service, known.in_order(), known.summary()
+        key, service, values = key_of("scheduled", known.tag), self._service, known.in_order()
+        said, is_timed = known.stated, feed == self._feed and value_of(known) == SPEED
 
         def make() -> bytes:
             hours = hours_of(known.start, known.end, self._zone)
-            cells = cells_of(values if self._is_timed(known) else [])
+            cells = cells_of(values if is_timed else [])
             speeds = service.speeds(hours, ((cell.cell, cell.excludes) for cell in cells))
             judged = from_schedule(cells, {row["cell"]: row["value"] for row in speeds}, bounds_of(known).upper)
             for row in speeds:
                 row["error"], row["clear"] = judged.get(row["cell"], (None, False))
-            said = {name: summary[name] for name in ("feed", "window", "complete")}
             return msgspec.json.encode(said | {"cells": speeds})
 
         return await self._scheduled_turns.answer(self._answers, request, key, make, JSON)
 
-    @get("/areas", "listAreas", {JSON: "AreaList"}, tag="Areas")
-    async def areas(self, request: web.Request) -> web.Response:
-        """Named areas: polygons, then corridors of routes."""
-        return await self._answer(request, self._list, JSON)
-
-    async def _answer(self, request: web.Request, body: bytes, kind: str) -> web.Response:
-        return await self._answers.ready(request, body, kind, self._keys[body])
-
     @get(
-        "/areas/{name}", "getArea", {JSON: "AreaStatistics"}, p.AREA_PATH, p.FEED, p.WINDOW_QUERY,
+        "/areas/{name}", "getArea", {JSON: "AreaStatistics"}, "feed", "window",
         tag="Areas", errors=(404,),
     )  # fmt: skip
     async def area(self, request: web.Request, name: str, feed: str, window: str | None) -> web.Response:
@@ -180,23 +158,23 @@ class City:
         area = known_area(self.by_name, name)
         known = known_window(self._view, window, feed)
         key, answers, named = key_of("area", name, known.tag), self._answers, {"name": area.name, "kind": area.kind}
-        make = partial(_statistics, area, named, known, known.in_order(), known.summary())
+        make = partial(_statistics, area, known, known.in_order(), named | known.stated)
         # A restart may bring other areas, so the answer is not immutable even for a complete window.
         return await self._turns.answer(answers, request, key, make, JSON)
 
     @get(
-        "/windows/{window}/areas.csv", "downloadAreas", {CSV: None}, p.WINDOW_PATH, p.FEED,
+        "/windows/{window}/areas.csv", "downloadAreas", {CSV: None}, "feed",
         tag="Downloads", errors=(404, 409),
     )  # fmt: skip
     async def areas_file(self, request: web.Request, feed: str, window: str) -> web.Response:
         """Every named area in a complete window as csv: sums and means of its cells, with their errors."""
         known = complete_window(self._view, window, feed)
         make = partial(_areas_csv, self.by_name.values(), known.in_order(), known)
-        name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}-areas.csv"
-        return await self._turns.answer(self._answers, request, key_of("areas file", known.tag), make, CSV, name)
+        key, headers = key_of("areas file", known.tag), attached("-areas.csv", feed, window)
+        return await self._turns.answer(self._answers, request, key, make, CSV, headers)
 
     @get(
-        "/area", "measureArea", {JSON: "DrawnAreaStatistics"}, p.RING, p.FEED, p.WINDOW_QUERY,
+        "/area", "measureArea", {JSON: "DrawnAreaStatistics"}, "ring", "feed", "window",
         tag="Areas", errors=(404,),
     )  # fmt: skip
     async def drawn_area(
@@ -205,21 +183,14 @@ class City:
         """Released statistics of the cells of a drawn area in one window, together."""
         known = known_window(self._view, window, feed)
         key, answers, area = key_of("drawn area", ring, known.tag), self._rings, PolygonArea("", [[ring]])
-        make = partial(_statistics, area, {}, known, known.in_order(), known.summary())
+        make = partial(_statistics, area, known, known.in_order(), known.stated)
         return await self._ring_turns.answer(answers, request, key, make, JSON)
 
 
-def _statistics(
-    area: Area, named: dict[str, str], window: WindowView, values: list[bytes], summary: dict[str, Any]
-) -> bytes:
+def _statistics(area: Area, window: WindowView, values: list[bytes], said: dict[str, Any]) -> bytes:
     belonging = inside(area, cells_of(values))
-    said = {name: summary[name] for name in ("feed", "window", "complete")}
-    return msgspec.json.encode(
-        named
-        | said
-        | combined(belonging, bounds_of(window))
-        | {"hexagons": [cell.cell for cell in belonging], "geometry": area.geometry()}
-    )
+    held = {"hexagons": [cell.cell for cell in belonging], "geometry": area.geometry()}
+    return msgspec.json.encode(said | combined(belonging, bounds_of(window)) | held)
 
 
 _ENDS = ("", "_low", "_high")

@@ -23,8 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Any
 
+import numpy as np
+
+from dpcore.arrays import BoolArray, FloatArray
 from dpcore.bernstein import MEAN_OF
 from dpcore.cdf import ONE_SIDED
 from stream.config.value import QUANTUM
@@ -113,58 +117,61 @@ def totals(cells: Sequence[Cell]) -> dict[str, dict[str, Any] | None]:
     }
 
 
+def deviations_of(low: FloatArray, high: FloatArray, scale: FloatArray, laplace: BoolArray) -> FloatArray:
+    """Standard deviations (N,) of noise: of its scale or, where its 95 % interval says more, of that. An interval is
+    wider because of rounding, and of a mean that is a ratio of noisy numbers."""
+    by_interval = (high - low) / (2 * np.where(laplace, LAPLACE, NORMAL))
+    deviation: FloatArray = np.maximum(by_interval, scale * np.where(laplace, math.sqrt(2), 1.0))
+    return deviation
+
+
+def _columns(cells: Sequence[Cell], numbers: Sequence[Number]) -> tuple[FloatArray, FloatArray]:
+    """Of each cell a number as it was drawn, and the variance of its noise, (N,) both."""
+    laplace = np.array([not cell.is_gaussian for cell in cells], dtype=bool)
+    low, high = np.array([number.interval for number in numbers], dtype=float).reshape(-1, 2).T
+    scale = np.array([number.scale for number in numbers], dtype=float)
+    return np.array([number.raw for number in numbers]), deviations_of(low, high, scale, laplace) ** 2
+
+
 def _sum(cells: Sequence[Cell], numbers: Sequence[int | Number]) -> dict[str, Any]:
-    total, variance = 0.0, 0.0
-    for cell, number in zip(cells, numbers, strict=True):
-        if isinstance(number, Number):
-            total += number.raw
-            variance += _variance(number, cell)
-        else:
-            total += number
-    half = _quantile(cells) * math.sqrt(variance)
-    interval = [max(total - half, 0.0), max(total + half, 0.0)] if variance else None
+    noisy = [isinstance(number, Number) for number in numbers]
+    drawn, variances = _columns(list(compress(cells, noisy)), [one for one in numbers if isinstance(one, Number)])
+    total = float(drawn.sum()) + sum(number for number in numbers if isinstance(number, int))
+    half = _quantile(cells) * math.sqrt(variances.sum())
+    interval = [max(total - half, 0.0), max(total + half, 0.0)] if half else None
     return {"value": max(total, 0.0), "interval": interval}
 
 
 def _mean(published: Sequence[Cell], within: Clipping) -> dict[str, Any] | None:
     """Of means that are weighted by exact numbers of events."""
-    weights, total, variance = 0.0, 0.0, 0.0
-    for cell in published:
-        number = cell.counted
-        assert cell.mean is not None, "only cells with a mean are given"
-        assert isinstance(number, int), "only exact numbers of events are given"
-        weight = float(number)
-        weights += weight
-        total += weight * cell.mean.raw
-        variance += weight**2 * _variance(cell.mean, cell)
-    if not weights:
+    weights = np.array([cell.counted for cell in published], dtype=float)
+    drawn, variances = _columns(published, [cell.mean for cell in published if cell.mean is not None])
+    if not weights.any():
         return None
-    raw, half = total / weights, _quantile(published) * math.sqrt(variance) / weights
+    raw = float(weights @ drawn / weights.sum())
+    half = _quantile(published) * math.sqrt(weights**2 @ variances) / float(weights.sum())
     return _stated(raw, raw - half, raw + half, within)
 
 
 def _mean_of_ratios(published: Sequence[Cell], within: Clipping) -> dict[str, Any] | None:
     """Of means that are ratios of noisy numbers: the ratio of their totals."""
-    form = MEAN_OF[2 if any(cell.variance is not None for cell in published) else 1].tolist()
-    count, total, left, a, b, c = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    for cell in published:
-        number = cell.counted
-        assert cell.mean is not None, "only cells with a mean are given"
-        assert isinstance(number, Number), "only noisy counts are given"
-        lower, width = (cell.clipping or within).of_shares(QUANTUM)
-        middle = lower + width / 2
-        count += number.raw
-        if cell.clipping is not None and cell.clipping.stretched is not None:
-            left += (number.raw * cell.clipping.stretched.open) ** 2
-        total += middle * number.raw + (cell.mean.raw - middle) * max(number.raw, 1.0)
-        # The released sums have independent noise of one variance, which is that of the count divided among them.
-        variance = cell.deviation_of(number) ** 2 / len(form) + _COUNTED**2 / 3
-        parts = [lower + width * part for part in form]
-        a += variance * len(parts)
-        b += variance * sum(parts)
-        c += variance * sum(part**2 for part in parts)
+    form = MEAN_OF[2 if any(cell.variance is not None for cell in published) else 1]
+    rows = [
+        (number.raw, cell.deviation_of(number), cell.mean.raw, *(cell.clipping or within).of_shares(QUANTUM))
+        for cell in published
+        if isinstance(number := cell.counted, Number) and cell.mean is not None
+    ]
+    counts, deviations, means, lower, width = np.array(rows).T
+    opened = [(cell.clipping and cell.clipping.stretched and cell.clipping.stretched.open) or 0.0 for cell in published]
+    left, middle = float(np.square(counts * opened).sum()), lower + width / 2
+    count, total = float(counts.sum()), float((middle * counts + (means - middle) * np.maximum(counts, 1.0)).sum())
+    # The released sums have independent noise of one variance, which is that of the count divided among them.
+    variances = deviations**2 / len(form) + _COUNTED**2 / 3
+    parts = lower + width * form[:, None]
     square = _quantile(published) ** 2
-    a, b, c = count**2 - square * a, total * count - square * b, total**2 - square * c
+    a = count**2 - square * len(form) * float(variances.sum())
+    b = total * count - square * float((variances * parts).sum())
+    c = total**2 - square * float((variances * parts**2).sum())
     if a <= 0 or count <= 0:
         return None
     root, raw, open_half = math.sqrt(max(b**2 - a * c, 0.0)), total / count, NORMAL * math.sqrt(left) / count
@@ -175,13 +182,6 @@ def _mean_of_ratios(published: Sequence[Cell], within: Clipping) -> dict[str, An
 def _stated(raw: float, low: float, high: float, within: Clipping) -> dict[str, Any]:
     value, low, high = (min(max(number, within.lower), within.upper) for number in (raw, low, high))
     return {"value": value, "raw": raw, "interval": [low, high], "unit": within.unit}
-
-
-def _variance(number: Number, cell: Cell) -> float:
-    """Variance of the noise: of its scale or, where the interval is wider because of rounding, of that."""
-    low, high = number.interval
-    by_interval = (high - low) / (2 * _quantile([cell]))
-    return max(cell.deviation_of(number), by_interval) ** 2
 
 
 def _quantile(cells: Sequence[Cell]) -> float:

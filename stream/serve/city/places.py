@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +33,15 @@ def read_bytes(path: Path, key: str, largest: int) -> bytes:
     if len(body) > largest:
         raise ConfigError(f"public.{key} {path} has more than {largest} bytes; leave out what the map need not show")
     return body
+
+
+@contextmanager
+def explained(path: Path, key: str, remedy: str) -> Iterator[None]:
+    """Tells what is wrong in the file that the key ``public.<key>`` names. Raises :class:`ConfigError`."""
+    try:
+        yield
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise ConfigError(f"public.{key} {path} is no file of {key}: {error}; write {remedy}") from None
 
 
 _DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)))
@@ -162,18 +173,13 @@ def read_places(path: Path | None) -> Places:
     if path is None:
         return Places(None, [])
     body = read_bytes(path, "places", LARGEST)
-    try:
+    with explained(path, "places", "one with 'hexveil gtfs FILE.zip --out places.json'"):
         file = _PLACES.decode(body)
         _check_cells(file)
         for stop in file.stops:
             stop.name = check_name(stop.name, "the name of a stop")
         _check_lines(file)
         _check_scheduled(file)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise ConfigError(
-            f"public.places {path} is no file of places: {error}; write one with 'hexveil gtfs FILE.zip --out "
-            "places.json'"
-        ) from None
     return file
 
 

@@ -30,7 +30,6 @@ from stream.config.geojson import Position
 from stream.config.value import SPEED
 from stream.messages.cells import Cell, Estimate, cells_of, estimates_of
 from stream.messages.tables import write_lines
-from stream.serve import parameters as p
 from stream.serve.city.combining import combined, is_crowded
 from stream.serve.city.places import Places
 from stream.serve.city.scheduled import ScheduledService, hours_of
@@ -220,56 +219,38 @@ class Ways:
 
     @get(
         "/routes/{route}/speed", "getRouteSpeed", {JSON: "RouteSpeed", CSV: None},
-        p.ROUTE_PATH, p.FEED, p.WINDOW_QUERY, p.FROM_STOP, p.TO_STOP, p.TABLE, tag="Places", errors=(404,),
+        "feed", "window", "from_stop", "to_stop", "table", tag="Places", errors=(404,),
     )  # fmt: skip
     async def speed(
-        self,
-        request: web.Request,
-        route: str,
-        feed: str,
-        window: str | None,
-        from_stop: str | None,
-        to_stop: str | None,
-        form: str,
+        self, request: web.Request, route: str, feed: str, window: str | None, form: str, **stops: str | None
     ) -> web.Response:
         """Speed and travel time along each line of a route in one window, by estimates of the cells that it crosses."""
-        self._check(route, from_stop, to_stop)
+        between = self._between(route, **stops)
         known = known_window(self._view, window, feed)
         _require_speeds(known)
-        values, summary = known.in_order(), known.summary()
+        values, said = known.in_order(), {"route": route} | known.stated
 
         def make() -> bytes:
             cells = cells_of(values)
             kinds = {"now": estimates(cells, "mean"), "typical": estimates(cells, "typical")}
             planned = self._planned([known], ((cell.cell, cell.excludes) for cell in cells))
-            said = {"route": route} | {name: summary[name] for name in ("feed", "window", "complete")}
-            lines = self._along(route, {cell.cell for cell in cells}, kinds, planned, (from_stop, to_stop))
+            lines = self._along(route, {cell.cell for cell in cells}, kinds, planned, between)
             return _written(said, lines, form)
 
-        key = key_of("route", route, from_stop, to_stop, form, known.tag)
+        key = key_of("route", route, between, form, known.tag)
         return await self._turns.answer(self._answers, request, key, make, KINDS[form])
 
     @get(
         "/routes/{route}/means", "getRouteMeans", {JSON: "RouteMeans", CSV: None},
-        p.ROUTE_PATH, p.FEED, p.FROM, p.TO, p.DAYS, p.HOURS, p.FROM_STOP, p.TO_STOP, p.TABLE,
+        "feed", "from", "to", "days", "hours", "from_stop", "to_stop", "table",
         tag="Places", errors=(404, 413),
     )  # fmt: skip
     async def means(
-        self,
-        request: web.Request,
-        route: str,
-        feed: str,
-        first: str,
-        last: str,
-        days: str | None,
-        hours: tuple[int, int] | None,
-        from_stop: str | None,
-        to_stop: str | None,
-        form: str,
+        self, request: web.Request, route: str, from_stop: str | None, to_stop: str | None, form: str, **asked: Any
     ) -> web.Response:
         """The same by the means of the cells over the windows of a range."""
-        self._check(route, from_stop, to_stop)
-        of = Range(feed, first, last, days, hours)
+        between = self._between(route, from_stop, to_stop)
+        of = Range(**asked)
         windows, within = chosen(self._view, of)
         _require_speeds(windows[0])
 
@@ -281,21 +262,21 @@ class Ways:
                     low, high = mean["interval"]
                     means[cell] = Span(mean["value"], low, high, mean.get("at_bound", False))
             planned = self._planned(windows, releases)
-            lines = self._along(route, means.keys(), {"mean": means}, planned, (from_stop, to_stop))
+            lines = self._along(route, means.keys(), {"mean": means}, planned, between)
             return _written({"route": route} | of.said(windows), lines, form)
 
-        tags = [window.tag for window in windows]
-        key = key_of("route means", route, from_stop, to_stop, form, first, last, tags)
+        key = key_of("route means", route, between, form, of, [window.tag for window in windows])
         return await self._turns.answer(self._answers, request, key, make, KINDS[form])
 
-    def _check(self, route: str, *stops: str | None) -> None:
+    def _between(self, route: str, from_stop: str | None, to_stop: str | None) -> tuple[str | None, str | None]:
+        """The two stops; 404 where one of them or the route is not known."""
         if route not in self._lines:
-            raise Problem(
-                404, f"there are no lines of a route {route[:80]!r}", "see /api/v1/routes for those that have"
-            )
-        for name in stops:
+            title = f"there are no lines of a route {route[:80]!r}"
+            raise Problem(404, title, "see /api/v1/routes for those that have")
+        for name in (from_stop, to_stop):
             if name is not None and name not in self._stops_at:
                 raise Problem(404, f"there is no stop {name[:80]!r}", "see /api/v1/stops for the names that are known")
+        return from_stop, to_stop
 
     def _planned(self, windows: Collection[WindowView], cells: Iterable[tuple[str, Any]]) -> Mapping[str, float]:
         """Scheduled km/h of released cells in the hours of the windows."""

@@ -19,10 +19,10 @@ from stream.messages.cells import cells_of
 from stream.messages.shapes import Place, parts_of, places_of, ring_of
 from stream.messages.tables import feature, rows_of
 from stream.serve import parameters as p
-from stream.serve.addresses import base_of
 from stream.serve.ogc.selection import Bounds, Interval, bounds_of, extent_of, is_during, item_id, meets
 from stream.serve.operations import get
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, Turns, key_of
+from stream.serve.sending import base_of
 from stream.serve.window_store import View, WindowView, marker_of
 
 ROOT = "/ogc"
@@ -61,7 +61,7 @@ class Features:
         self._bounding = asyncio.Lock()
         self._turns = Turns("pages", MOST_WAITING)
 
-    @_get("", "getLandingPage", {JSON: "LandingPage"}, p.FORM)
+    @_get("", "getLandingPage", {JSON: "LandingPage"}, "form")
     async def landing(self, request: web.Request, form: str) -> web.Response:
         """Where everything is."""
         here = base_of(request)
@@ -75,12 +75,12 @@ class Features:
         text = "Differentially private traffic statistics by H3 hexagon, read only."
         return await self._told(request, {"title": "Hexveil", "description": text, "links": links})
 
-    @_get("/conformance", "getConformance", {JSON: "Conformance"}, p.FORM)
+    @_get("/conformance", "getConformance", {JSON: "Conformance"}, "form")
     async def conformance(self, request: web.Request, form: str) -> web.Response:
         """The classes of requirements that hold."""
         return await self._told(request, {"conformsTo": CONFORMS_TO})
 
-    @_get("/collections", "listCollections", {JSON: "CollectionList"}, p.FORM)
+    @_get("/collections", "listCollections", {JSON: "CollectionList"}, "form")
     async def collections(self, request: web.Request, form: str) -> web.Response:
         """The newest window, and all windows, of each feed."""
         here = base_of(request)
@@ -89,7 +89,7 @@ class Features:
         links = [_link(f"{here}{ROOT}/collections", "self", JSON, "This list")]
         return await self._told(request, {"links": links, "collections": listed})
 
-    @_get("/collections/{collection}", "getCollection", {JSON: "Collection"}, p.COLLECTION_PATH, p.FORM, errors=(404,))
+    @_get("/collections/{collection}", "getCollection", {JSON: "Collection"}, "form", errors=(404,))
     async def collection(self, request: web.Request, collection: str, form: str) -> web.Response:
         """One collection."""
         feed, kind = self._known(collection)
@@ -97,7 +97,7 @@ class Features:
 
     @_get(
         "/collections/{collection}/items", "listFeatures", {GEOJSON: "FeaturePage"},
-        p.COLLECTION_PATH, p.page(1000, MOST_FEATURES), p.BOUNDS, p.DURING, p.AFTER_ITEM, p.FORM, errors=(404,),
+        p.page(1000, MOST_FEATURES), "bounds", "interval", "after_item", "form", errors=(404,),
     )  # fmt: skip
     async def items(
         self,
@@ -131,7 +131,7 @@ class Features:
 
     @_get(
         "/collections/{collection}/items/{item}", "getFeature", {GEOJSON: "LinkedFeature"},
-        p.COLLECTION_PATH, p.ITEM_PATH, p.FORM, errors=(404,),
+        "form", errors=(404,),
     )  # fmt: skip
     async def item(self, request: web.Request, collection: str, item: tuple[str, str], form: str) -> web.Response:
         """One hexagon of one window."""

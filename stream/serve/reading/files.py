@@ -49,7 +49,7 @@ class Follower:
         self._reset()
 
     def _reset(self) -> None:
-        self._position, self._before, self._rest, self._too_long = 0, b"", b"", False
+        self.position, self._before, self._rest, self._too_long = 0, b"", b"", False
 
     def close(self) -> None:
         """Close the file."""
@@ -64,26 +64,21 @@ class Follower:
         except OSError:
             return 0
 
-    @property
-    def position(self) -> int:
-        """Number of bytes of the file that were read."""
-        return self._position
-
     def lines(self) -> list[bytes]:
         """The next complete lines, a few hundred kilobytes at most; empty if there is nothing new. Raises
         :class:`OSError`."""
         if self._file is None and not self._open():
             return []
         assert self._file is not None
-        if os.pread(self._file, len(self._before), self._position - len(self._before)) != self._before:
+        if os.pread(self._file, len(self._before), self.position - len(self._before)) != self._before:
             log.warning("file was truncated or written anew; it is read from its beginning", file=str(self.path))
             self._abandon()
-        chunk = os.pread(self._file, _CHUNK, self._position)
+        chunk = os.pread(self._file, _CHUNK, self.position)
         if not chunk and self._replaced():
             self._abandon()
             self.close()
             return self.lines()
-        self._position += len(chunk)
+        self.position += len(chunk)
         self._before = (self._before + chunk)[-_BEFORE:]
         return self._split(chunk)
 

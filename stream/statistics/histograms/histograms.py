@@ -5,8 +5,6 @@ A user who pays contributes at most ``fixes_per_user`` fixes to every histogram,
 use the same users, so their shares of ε add up. A user pays for all of them or takes no part.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -7,11 +7,10 @@ contributes, their weights and the charge depend on the user's own data only (:m
 of a public list is released in every window.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Self
 
 import numpy as np
 
@@ -173,7 +172,7 @@ class _Law:
     two_sided: tuple[float, float]
 
     @classmethod
-    def of(cls, t: IntArray, s: IntArray, gaussian: bool) -> _Law:
+    def of(cls, t: IntArray, s: IntArray, gaussian: bool) -> Self:
         if gaussian:
             return cls(t / s / UNIT, 1.0, _NORMAL)
         return cls(np.sqrt(2) * t / s / UNIT, float(np.sqrt(2)), _LAPLACE)

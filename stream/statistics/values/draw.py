@@ -1,7 +1,5 @@
 """Relation "values": the draw of a planned window, and for evaluation the same statistics without noise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -32,8 +30,12 @@ from stream.statistics.columns import (
 )
 from stream.statistics.plan import Plan, check_rows
 from stream.statistics.residual_clipping import response_of
-from stream.statistics.values.cell_means import cell_mechanism, draw_cell_means
-from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
+from stream.statistics.values.cell_statistics import (
+    cell_mechanism,
+    draw_cell_means,
+    planned_statistics,
+    scales_by_statistic,
+)
 from stream.terms import MOVING_KM_H, MOVING_QUANTA, QUANTUM
 
 

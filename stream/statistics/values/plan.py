@@ -14,8 +14,6 @@ memory, which is computed from earlier releases (:mod:`dpcore.residual`). Tested
 in ``tests/audit/test_values_zcdp_audit.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -38,10 +36,12 @@ from stream.statistics.merging import merge_hexagons, widths
 from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
 from stream.statistics.residual_clipping import Ranges, ranges_of
 from stream.statistics.smoothing_state import Memory
-from stream.statistics.values.cell_means import cell_epsilon, cell_mechanism, plan_cell_means
 from stream.statistics.values.cell_statistics import (
     CellStatistics,
+    cell_epsilon,
+    cell_mechanism,
     cell_statistics,
+    plan_cell_means,
     planned_statistics,
     scales_by_statistic,
 )

@@ -19,6 +19,7 @@ from dpcore.spatial import (
     Uniform,
     UniformGrid,
 )
+from dpcore.spatial.partition import Tree
 from dpcore.spatial.release import Released
 
 
@@ -47,6 +48,14 @@ def every_mechanism(sizes: tuple[int, ...], queries: Rectangles) -> dict[str, Sp
         "auto": Auto(),
         "auto relative": Auto("relative"),
     }
+
+
+def path_costs(tree: Tree) -> np.ndarray:
+    """µε spent on the way from the root to each leaf, shape (leaves,)."""
+    cost = tree.spent.copy()
+    for here in tree.levels[1:]:
+        cost[here] += cost[tree.parent[here]]
+    return cost[tree.leaves]
 
 
 def assert_alike(one: Released, other: Released, ranges: Rectangles, *, answers: bool = True) -> None:

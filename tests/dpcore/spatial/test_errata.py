@@ -8,6 +8,7 @@ import pytest
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.spatial import HTF, Domain, E2EPriv, Rectangles
+from tests.dpcore.spatial.mechanisms import path_costs
 
 
 def test_a_point_moves_a_deviation_by_the_larger_of_the_share_and_the_rest():
@@ -102,7 +103,7 @@ def test_with_a_sensitivity_per_size_the_error_chosen_exceeds_the_bound_and_with
 def test_stop_tests_grow_by_the_cube_root_of_two_per_level():
     """[H], Equation 16 lacks the root: 2^((h−i)/3) minimises the variance Σ 2^(h−i)/ε_i² of all nodes, 2^(h−i) does
     not."""
-    stops = np.array(HTF().path_budget(1_000_000, 8).stops, dtype=float)
+    stops = np.array(HTF().path_budget(1_000_000, 8).stops[:-1], dtype=float)
     nodes = 2.0 ** np.arange(8)
 
     def variance(shares: np.ndarray) -> float:
@@ -119,7 +120,7 @@ def test_a_root_that_stops_at_once_spends_everything_and_divides_by_nothing():
     for shape in ((1, 1), (1, 2), (2, 2)):
         counts = np.zeros(shape, dtype=np.int64)
         tree = HTF().tree(counts, Domain.unit_cells(*shape), 1_000_000, Noise(), 1)
-        assert set(tree.path_costs().tolist()) == {1_000_000}
+        assert set(path_costs(tree).tolist()) == {1_000_000}
         assert np.isfinite(tree.counts[tree.leaves]).all()
 
 

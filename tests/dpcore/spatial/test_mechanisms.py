@@ -34,7 +34,7 @@ from dpcore.spatial.htf import QUANTUM, RankedCells, search, split_costs
 from dpcore.spatial.mechanism import choose, noisy_counts
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.trees import Candidates, height_of
-from tests.dpcore.spatial.mechanisms import assert_alike, every_mechanism
+from tests.dpcore.spatial.mechanisms import assert_alike, every_mechanism, path_costs
 from tests.support.tapes import tape
 
 QUERIES = Rectangles([0, 1, 2], [8, 4, 5], [0, 2, 1], [8, 7, 3])
@@ -84,7 +84,7 @@ def test_every_path_from_the_root_costs_exactly_the_budget(name, epsilon, shape,
     counts = some_counts(np.random.default_rng(seed), shape) * 20
     noise = Noise(tape(seed))
     tree = TREES[name].tree(counts, Domain.unit_cells(*shape), epsilon, noise, points)
-    assert set(tree.path_costs().tolist()) == {epsilon}
+    assert set(path_costs(tree).tolist()) == {epsilon}
 
 
 @given(total=st.integers(100, 10**12), weights=st.lists(st.floats(0.02, 50), min_size=1, max_size=8))

@@ -5,6 +5,7 @@ import numpy as np
 from dpcore.spatial.domain import Domain
 from dpcore.spatial.partition import LevelDraws, grow, image_of, split_boxes
 from dpcore.spatial.trees import Candidates, median_costs
+from tests.dpcore.spatial.mechanisms import path_costs
 
 DOMAIN = Domain.unit_cells(16, 16)
 
@@ -34,7 +35,7 @@ def test_a_tree_grows_below_the_divided_boxes_alone_and_hands_every_level_its_tr
         assert counts[x0:x1, y0:y1].sum() == noisy
     assert np.array_equal(tree.parents[: tree.starts[3]], tree.counts[: tree.starts[3]] > 100)
     assert tree.counts[tree.leaves].sum() == counts.sum()
-    assert tree.path_costs().max() == 1111
+    assert path_costs(tree).max() == 1111
 
 
 def test_the_cost_of_a_median_is_its_definition_and_a_point_moves_it_by_one():

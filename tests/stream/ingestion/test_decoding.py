@@ -21,10 +21,9 @@ from stream.config import Config
 from stream.ingestion import decoding
 from stream.ingestion.arrays import MAX_EVENTS
 from stream.ingestion.decoding import AT_ONCE, MAX_MESSAGE_BYTES, REASONS, Batch, Decoder, Reason
-from stream.ingestion.formats import parse_time
 from stream.ingestion.pseudonyms import Pseudonyms, UserKeyError, key_fingerprint, load_user_key
 from stream.storage.row_store import ROW
-from tests.support.builders import SLOT, bus_config, with_histograms
+from tests.support.builders import SLOT, bus_config, parse_time, with_histograms
 
 NOW = datetime(2017, 3, 21, 12, tzinfo=UTC)
 NOW_US = int(NOW.timestamp()) * 1_000_000

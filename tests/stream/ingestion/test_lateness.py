@@ -95,10 +95,8 @@ async def test_a_worker_that_comes_back_late_takes_what_was_appended_in_time_and
         late = 3 + 1 + len(flood) - sum(map(len, in_time.values()))
         assert (ingesting.count("events_late_total"), ingesting.count("events_skewed_total")) == (late, 0)
         monkeypatch.undo()
-        assert await RowStore(redis, "bus").partition_times()
-        assert (read_through(await RowStore(redis, "bus").partition_times()) or 0) < time.time() * 1e6, (
-            "no window early"
-        )
+        assert (await RowStore(redis, "bus").look()).times
+        assert (read_through((await RowStore(redis, "bus").look()).times) or 0) < time.time() * 1e6, "no window early"
 
 
 async def test_times_ahead_are_judged_by_when_a_message_was_appended_not_by_when_it_is_read(
@@ -177,7 +175,7 @@ async def _close_until(over: asyncio.Event, url: str, window, sealed: set[int]) 
         state = RowStore(redis, "bus")
         while not over.is_set():
             with contextlib.suppress(RedisError, OSError):
-                times, now = await state.partition_times(), await state.now_us()
+                times, now = (await state.look()).times, await state.now_us()
                 mark = watermark(times, now, window.allowed_delay, window.idle_timeout)
                 for slot in await state.open_slots():
                     if mark is not None and (slot + 3600) * 1_000_000 <= mark and slot not in sealed:
@@ -296,7 +294,7 @@ async def test_a_bomb_at_the_end_of_a_partition_holds_nothing_up(kafka, redis, r
     async with Ingesting(topic_name, kafka, redis_url, lateness="append-time"):
 
         async def passed() -> bool:
-            times = await RowStore(redis, "bus").partition_times()
+            times = (await RowStore(redis, "bus").look()).times
             return any(partition.read_us for partition in times.values())
 
         await until(passed)

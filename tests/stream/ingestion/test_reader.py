@@ -263,7 +263,7 @@ async def test_windows_wait_for_partitions_that_were_assigned_but_not_read(kafka
     async with Ingesting(topic, kafka, redis_url):
         await until(all_read(redis, 30))
         await until(listed(redis, PARTITIONS))
-        times = await RowStore(redis, "bus").partition_times()
+        times = (await RowStore(redis, "bus").look()).times
     assert sorted(times) == [f"{topic}/{number}" for number in range(PARTITIONS)]
     assert [times[f"{topic}/{number}"].max_event_us is None for number in range(PARTITIONS)] == [False, True, True]
     assert np.ptp([moment.moved_us for moment in times.values()]) < 60_000_000

@@ -15,10 +15,9 @@ from typer.testing import CliRunner, Result
 
 from dpcore.spatial import Rectangles, histogram_from_release
 from stream.cli import app
-from stream.messages.heat import MOST_PER_SIDE, heat_of
 from stream.messages.lines import MAX_LINE
 from stream.messages.message import SPATIAL_HISTOGRAM
-from stream.messages.range_query import RangeError, count_in, parse_box, read_histogram
+from stream.messages.range_query import MOST_PER_SIDE, RangeError, count_in, heat_of, parse_box, read_histogram
 from stream.offline import LinePublisher
 from tests.stream.serve.made_windows import MECHANISMS, histogram_message
 from tests.support.builders import EVERY_MECHANISM, SLOT, located_rows, with_histograms

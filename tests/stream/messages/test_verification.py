@@ -25,9 +25,8 @@ from stream.messages.topics import create_topics
 from stream.messages.verification import Verification
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.markers import each_released
-from stream.protocol.parts import signer_of, statistics_of
 from stream.protocol.publishing import KafkaPublisher, make_producer
-from stream.protocol.release_protocol import STEPS, ReleaseProtocol
+from stream.protocol.release_protocol import STEPS, ReleaseProtocol, signer_of, statistics_of
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.release_store import ReleaseStore

@@ -24,8 +24,7 @@ from stream.messages.topics import create_topics
 from stream.offline import LinePublisher, MemoryRows, OfflineSummary, replay_offline, split_by_slot
 from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import verify_ledger
-from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError
 from stream.storage.row_store import ReadThrough, RowStore

@@ -160,7 +160,7 @@ async def test_a_withheld_window_states_the_budget_of_its_period(redis, tmp_path
     await stored(redis, bus, 1)
     assert await budget_of(redis, bus) == 2.0
     _, tram = await with_budgets(redis, tmp_path, 3.0, 3.0)
-    planning = protocol_of(redis, tram, Collected()).planning
+    planning = protocol_of(redis, tram, Collected())
     plan = await planning.make(tram.slotting.window(SLOT), None, NOBODY)
     assert plan.withheld
     assert plan.budget == 2_000_000

@@ -19,8 +19,7 @@ from stream.config import Config
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.protocol.close_process import CloseReport, close_windows, publish_windows
-from stream.protocol.parts import ContentError
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ContentError, ReleaseProtocol
 from stream.statistics.plan import PlanError
 from stream.statistics.window_release import WindowStatistics
 from stream.storage.keys import FeedKeys
@@ -36,8 +35,8 @@ from tests.support.topics_reader import read_all
 
 
 def fails_for_the_first(error: BaseException) -> Callable[..., Any]:
-    """A protocol whose sealing raises for the window of ``SLOT``."""
-    original = ReleaseProtocol.seal
+    """A protocol that raises, before it seals, for the window of ``SLOT``."""
+    original = ReleaseProtocol.window
 
     async def failing(self: ReleaseProtocol, slot: int) -> Any:
         if slot == SLOT:
@@ -71,7 +70,7 @@ async def test_the_windows_behind_it_wait_until_it_is_closed(
     await create_topics(config)
     await fill(redis, config, 3)
     due = [SLOT, SLOT + HOUR, SLOT + 2 * HOUR]
-    monkeypatch.setattr(ReleaseProtocol, "seal", fails_for_the_first(error))
+    monkeypatch.setattr(ReleaseProtocol, "window", fails_for_the_first(error))
     assert [(report.failure, report.blocks) for report in await close_windows(config, due)] == [(failure, True)]
     assert await starts_of_markers(kafka, topic_name) == []
     monkeypatch.undo()
@@ -114,7 +113,7 @@ async def test_what_nobody_foresaw_blocks_the_windows_behind_it_and_the_operator
     closing, due, blocked = Closing(worker), [SLOT, SLOT + HOUR], worker.metrics.closing_blocked._value
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(ReleaseProtocol, "seal", fails_for_the_first(ZeroDivisionError("planted")))
+            patch.setattr(ReleaseProtocol, "window", fails_for_the_first(ZeroDivisionError("planted")))
             for _ in range(4):
                 assert await closing.close(due) > 0.0
         assert (worker.metrics.unexpected_failures._value.get(), blocked.get()) == (4, 1)

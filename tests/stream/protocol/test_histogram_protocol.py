@@ -17,8 +17,7 @@ from stream.config.public_cells import MAX_CELLS
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, encode_outbox
 from stream.messages.topics import create_topics
 from stream.protocol.close_process import close_windows
-from stream.protocol.parts import ContentError, statistics_of
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ContentError, ReleaseProtocol, statistics_of
 from stream.statistics import plan
 from stream.statistics.columns import MAX_NUMBERS
 from stream.statistics.histograms.histograms import contributing, exact_counts

@@ -25,9 +25,8 @@ from stream.messages.topics import create_topics
 from stream.protocol import markers, publishing
 from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import verify_ledger
-from stream.protocol.parts import ContentError
 from stream.protocol.publishing import KafkaPublisher, make_producer
-from stream.protocol.release_protocol import STEPS
+from stream.protocol.release_protocol import STEPS, ContentError
 from stream.statistics.plan import PlanError
 from stream.statistics.smoothing_state import decode_memory, encode_memory, identity
 from stream.storage.keys import FeedKeys, PartKeys
@@ -263,7 +262,7 @@ async def test_a_topic_made_after_the_start_does_not_make_the_producer_forget_th
     kafka, topic_name, monkeypatch
 ):
     old, new = f"{topic_name}-old", f"{topic_name}-new"
-    monkeypatch.setattr(publishing, "OUTPUTS", (old, new))
+    monkeypatch.setattr(publishing, "OUTPUT_TOPICS", (old, new))
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
     await admin.start()
     await admin.create_topics([NewTopic(old, 1, 1)])
@@ -282,7 +281,7 @@ async def test_a_topic_made_after_the_start_does_not_make_the_producer_forget_th
 
 FAILING_STEPS = (
     "rows.seal", "rows.read", "statistics.arrange", "statistics.plan", "store.store_plan",
-    "planning.charge", "ledger.charge",
+    "charge", "ledger.charge",
     "statistics.draw", "statistics.compose", "store.commit", "publisher.publish",
     "publisher.confirm", "store.remember",
     "rows.drop_rows", "store.forget",

@@ -21,10 +21,9 @@ from stream.config import Config
 from stream.local import RedisServer
 from stream.offline import replay_offline
 from stream.protocol import close_process
-from stream.protocol.due_windows import DueWindows, RowsOfCluster
+from stream.protocol.due_windows import DueWindows
 from stream.protocol.ledger_check import LedgerCheck
-from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import STEPS, ReleaseProtocol
+from stream.protocol.release_protocol import STEPS, ReleaseProtocol, statistics_of
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, SetBackError
 from stream.storage.release_store import ReleaseStore
@@ -292,8 +291,8 @@ class Shard:
 
 def protocol(redis: Redis, config: Config, publisher: Collected) -> ReleaseProtocol:
     rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
-    due = RowsOfCluster(DueWindows(config, rows, store, ledger))
-    return ReleaseProtocol(statistics_of(config), redis, due, ledger, publisher, Noise())
+    due = DueWindows(config, rows, store, ledger)
+    return ReleaseProtocol(statistics_of(config), redis, rows, ledger, publisher, Noise(), sealing=due.seal)
 
 
 async def fill(redis: Redis, config: Config) -> tuple[RowStore, Shard]:

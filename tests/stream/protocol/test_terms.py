@@ -15,8 +15,7 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, Message
 from stream.offline import MemoryRows
-from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import NOBODY, PLAN_ATTEMPTS, Planning, ReleaseProtocol
+from stream.protocol.release_protocol import NOBODY, PLAN_ATTEMPTS, ReleaseProtocol, statistics_of
 from stream.statistics.plan import Plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, TermsError
@@ -162,11 +161,9 @@ async def test_charges_for_histograms_are_refused_in_a_period_whose_charges_foll
 LEDGER = FeedKeys("bus").ledger("2017-03-21")
 
 
-class Refusing(Planning):
+async def refusing(plan: Plan) -> np.ndarray:
     """Before every charge, another window spends the budget of one of the users."""
-
-    async def charge(self, plan: Plan) -> np.ndarray:
-        return plan.charged_users()[0][:1]
+    return plan.charged_users()[0][:1]
 
 
 async def test_a_window_whose_users_are_spent_elsewhere_again_and_again_is_left_for_later_undrawn(redis, tmp_path):
@@ -174,7 +171,7 @@ async def test_a_window_whose_users_are_spent_elsewhere_again_and_again_is_left_
     await store(redis, config, random_rows(6, 120))
     publisher = Collected()
     protocol = protocol_of(redis, config, publisher, after_step=steps.append)
-    object.__setattr__(protocol, "planning", Refusing(protocol.statistics, protocol.store, protocol.ledger))
+    object.__setattr__(protocol, "charge", refusing)
     with pytest.raises(LedgerError, match=f"during {PLAN_ATTEMPTS} plans"):
         await protocol.close(SLOT)
     assert steps == ["seal", "read", *["plan"] * (PLAN_ATTEMPTS + 1)]
@@ -187,17 +184,17 @@ async def test_a_window_whose_users_are_spent_elsewhere_again_and_again_is_left_
 async def test_the_first_stored_plan_stands_and_only_the_plan_that_was_seen_is_replaced(redis, tmp_path):
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(6, 120))
-    planning = protocol_of(redis, config, Collected()).planning
+    planning = protocol_of(redis, config, Collected())
     window, _, planned = await planning.window(SLOT)
     assert planned is None
     rows = planning.statistics.arrange(await rows_in(redis, config.feed.name, SLOT), window)
-    first = await planning.first(window, rows)
+    first = await planning.plan(window, rows)
     kept = await planning.store.store_plan(SLOT, b"of a worker that saw no plan while it made its own")
     assert kept == await planning.store.plan(SLOT) == first.stored
     refused = first.plan.charged_users()[0][:1]
     replaced = await planning.replaced(window, rows, first, refused)
     assert refused[0] not in replaced.plan.charged_users()[0]
-    assert await planning.first(window, rows) == replaced
+    assert await planning.plan(window, rows) == replaced
     assert (await planning.window(SLOT)).planned == replaced
     late = await planning.replaced(window, rows, first, NOBODY)
     assert late == replaced, "a worker that saw the older plan must not undo the newer"
@@ -225,7 +222,7 @@ async def test_a_window_that_another_version_planned_with_other_scales_is_charge
     protocol = protocol_of(redis, config, publisher)
     window = config.slotting.window(SLOT)
     contributions = protocol.statistics.arrange(await rows_in(redis, config.feed.name, SLOT), window)
-    plan = await protocol.planning.make(window, contributions, NOBODY)
+    plan = await protocol.make(window, contributions, NOBODY)
     charges = np.where(plan.charges > 0, plan.charges // 3 + 1, 0)
     theirs = msgspec.structs.replace(plan, numerators=(3 * plan.scales.numerator), charges=(charges))
     await protocol.store.store_plan(SLOT, encode_plan(theirs))
@@ -256,10 +253,9 @@ async def test_paced_users_take_turns_where_the_budget_pays_for_a_third_of_the_w
     protocol, admitted = protocol_of(redis, config, Collected()), []
     await protocol.ledger.start_generation(midnight)
     for slot in range(midnight, midnight + 86_400, 4 * 3600):
-        planning = protocol.planning
-        rows = planning.statistics.arrange(random_rows(6, 3_000, users=30, slot=slot), config.slotting.window(slot))
-        planned = await planning.first(config.slotting.window(slot), rows)
-        assert await planning.charge(planned.plan) is None
+        rows = protocol.statistics.arrange(random_rows(6, 3_000, users=30, slot=slot), config.slotting.window(slot))
+        planned = await protocol.plan(config.slotting.window(slot), rows)
+        assert await protocol.charge(planned.plan) is None
         await redis.set(FeedKeys("bus").outbox(slot), b"committed")
         admitted.append(int((planned.plan.charged_users()[1] > 0).sum()))
     if taking_part is not None:

@@ -127,7 +127,7 @@ def test_messages_without_a_marker_evict_no_complete_window_and_are_forgotten_ol
     flood = [Arrival(HEXAGON_SPEED, f"f{n}", forged(message, window=hour(n)), 0) for n in range(900)]
     assert set(outcomes(view, flood)) == {"taken"}
     assert [window.start for window in view.completed()] == known
-    unmarked = [window.start for window in view.windows.values() if window.number is None]
+    unmarked = [window.start for window in view.windows.values() if window.marker is None]
     assert unmarked == [hour(number)["start"] for number in range(892, 900)]
 
 

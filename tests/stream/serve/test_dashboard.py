@@ -265,7 +265,7 @@ async def test_neither_what_is_typical_nor_a_statistic_can_be_chosen_that_was_no
 async def test_a_range_of_windows_is_chosen_and_downloaded(day):
     page = day.page
     await page.locator("#downloads summary").click()
-    await page.get_by_label("From").select_option("2017-03-21T14:00:00Z")
+    await page.locator("#download-list").get_by_label("From").select_option("2017-03-21T14:00:00Z")
     link = await page.locator("#download-list a", has_text="CSV").nth(1).get_attribute("href")
     answer = await day.client.get(f"/{link}")
     assert answer.status == 200

@@ -56,12 +56,12 @@ def test_a_window_is_complete_only_when_marker_count_and_digest_agree(tmp_path):
     *cells, marker = released(tmp_path)
     view = View()
     assert set(outcomes(view, arrivals((marker, *cells[:-1])))) == {"taken"}
-    assert view.find(None, None) is None
+    assert view.find(None, "bus") is None
     assert outcomes(view, arrivals((cells[0], cells[-1]))) == ["duplicate", "completed"]
     tampered, altered = View(), cells[0]._replace(value=cells[0].value.replace(b'"epsilon":2.0', b'"epsilon":2.5'))
     assert altered != cells[0]
     assert set(outcomes(tampered, arrivals((altered, *cells[1:], marker)))) == {"taken"}
-    assert tampered.find(None, None) is None
+    assert tampered.find(None, "bus") is None
 
 
 @pytest.mark.parametrize("topic", [HEXAGON_SPEED, WINDOW])

@@ -122,7 +122,7 @@ async def test_an_id_that_is_none_is_refused(asked, last_event_id):
 
 async def test_a_client_that_does_not_read_holds_nobody_up_and_is_cut_off(kafka, tmp_path, topic_name, monkeypatch):
     def large(window: WindowView) -> bytes:
-        return b'id: %d\nevent: window\ndata: "%b"\n\n' % (broadcast.number_of(window), b"x" * 60_000)
+        return b'id: %d\nevent: window\ndata: "%b"\n\n' % (window.number, b"x" * 60_000)
 
     monkeypatch.setattr(broadcast, "frame_of", large)
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}

@@ -18,10 +18,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from stream.serve import sending
-from stream.serve.addresses import client_of
 from stream.serve.guards import problems
 from stream.serve.responses import JSON, Answers, Problem, Turns, key_of
-from stream.serve.sending import SEND_BUFFER, Sending, bound_every_answer
+from stream.serve.sending import SEND_BUFFER, Sending, bound_every_answer, client_of
 
 
 @asynccontextmanager
@@ -110,7 +109,7 @@ async def test_requests_for_one_answer_share_one_turn_and_all_get_it(something_e
     async def ask(number: int) -> int:
         request = make_mocked_request("GET", "/").clone(remote=f"192.0.{number}.1")
         async with turns.unless_kept(request, "key", answers):
-            return (await answers.answer(request, "key", make, JSON, "revalidate")).status
+            return (await answers.answer(request, "key", make, JSON)).status
 
     async with occupied(turns) if something_else_is_made else nullcontext() as done:
         tasks = [asyncio.create_task(ask(number)) for number in range(40)]
@@ -129,7 +128,7 @@ async def test_where_the_one_that_waits_goes_away_the_next_that_wants_the_answer
     async def ask() -> int:
         request = make_mocked_request("GET", "/").clone(remote="192.0.2.1")
         async with turns.unless_kept(request, "key", answers):
-            return (await answers.answer(request, "key", lambda: b"{}", JSON, "revalidate")).status
+            return (await answers.answer(request, "key", lambda: b"{}", JSON)).status
 
     async with occupied(turns) as done:
         first, *others = [asyncio.create_task(ask()) for _ in range(3)]
@@ -210,10 +209,7 @@ async def test_each_body_is_compressed_before_the_next_one_is_made(monkeypatch):
     answers, request = Answers(), make_mocked_request("GET", "/")
     bodies = [os.urandom(LARGE) for _ in range(8)]
     await asyncio.gather(
-        *(
-            answers.answer(request, str(number), partial(make, body), JSON, "revalidate")
-            for number, body in enumerate(bodies)
-        )
+        *(answers.answer(request, str(number), partial(make, body), JSON) for number, body in enumerate(bodies))
     )
     assert steps == ["made", "compressed"] * len(bodies)
 
@@ -225,8 +221,8 @@ async def test_a_small_body_that_is_there_already_waits_for_no_thread():
     try:
         answers, request = Answers(), make_mocked_request("GET", "/", headers={"Accept-Encoding": "gzip"})
         async with asyncio.timeout(60):
-            first = await answers.ready(request, b"x" * 2000, JSON, "revalidate")
-            again = await answers.ready(request, b"x" * 2000, JSON, "revalidate")
+            first = await answers.ready(request, b"x" * 2000, JSON)
+            again = await answers.ready(request, b"x" * 2000, JSON)
         assert first.headers["Content-Encoding"] == "gzip"
         assert first.headers["ETag"] == again.headers["ETag"]
         assert not busy.done()
@@ -257,7 +253,7 @@ class Large:
         self.transports.append(request.transport)
         if self.answers is None:
             return web.Response(body=BODY)
-        return await self.answers.answer(request, key_of("large"), lambda: BODY, JSON, "revalidate")
+        return await self.answers.answer(request, key_of("large"), lambda: BODY, JSON)
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[problems])

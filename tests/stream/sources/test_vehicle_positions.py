@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config.feed import FeedConfig
-from stream.ingestion.formats import parse_time
 from stream.sources import polling
 from stream.sources.file_kinds import HEAD_BYTES, is_gtfs_realtime
 from stream.sources.siri import SiriVehicleMonitoring, decode_siri
@@ -27,7 +26,7 @@ from stream.sources.snapshots import LARGEST_SNAPSHOT, MOST_SPEED_MS, Snapshot, 
 from stream.sources.vehicle_positions import MOST_ENTITIES, MOST_SEPARATORS, FeedMessage, decode_snapshot
 from stream.windows import Slotting
 from tests.stream.sources.agency import DELHI, START, Agency, answer, feed_message, fleet, reader, run, snapshot_bytes
-from tests.support.builders import bus_fleet_file
+from tests.support.builders import bus_fleet_file, parse_time
 
 BUS = ("a", START - 5, 28.61, 77.21, 7.5)
 

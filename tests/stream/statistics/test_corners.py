@@ -28,7 +28,7 @@ from stream.config.section import BoundingBox
 from stream.evaluation.histograms import evaluate_histograms
 from stream.ingestion.decoding import Decoder
 from stream.messages.message import SPATIAL_HISTOGRAM
-from stream.protocol.parts import statistics_of
+from stream.protocol.release_protocol import statistics_of
 from stream.statistics.histograms.fixes import Fixes, fixes_of
 from stream.statistics.histograms.histograms import (
     contributing,

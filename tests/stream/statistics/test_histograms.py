@@ -32,7 +32,7 @@ from stream.statistics.histograms.histograms import (
     regions_of,
 )
 from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan
-from stream.statistics.values.cell_means import worst_biases
+from stream.statistics.values.cell_statistics import worst_biases
 from stream.statistics.values.draw import exact_values
 from stream.statistics.values.plan import plan_values
 from tests.dpcore.spatial.mechanisms import assert_alike

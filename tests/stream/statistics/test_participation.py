@@ -27,7 +27,7 @@ from stream.statistics.participation.draw import exact_integers, participation_o
 from stream.statistics.plan import ParticipationPart, Plan, decode_plan, encode_plan
 from stream.statistics.residual_clipping import response_of, with_ranges
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
-from stream.statistics.values.cell_means import MECHANISMS
+from stream.statistics.values.cell_statistics import MECHANISMS
 from stream.storage.row_store import ROW
 from stream.terms import Terms
 from tests.dpcore.silence import Silence

@@ -24,8 +24,7 @@ from stream.messages.message import (
 from stream.statistics.columns import DECIMALS
 from stream.statistics.merging import by_planned_cells, widths
 from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
-from stream.statistics.values.cell_means import MECHANISMS
-from stream.statistics.values.cell_statistics import planned_statistics
+from stream.statistics.values.cell_statistics import MECHANISMS, planned_statistics
 from stream.statistics.window_rows import contributions_of
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config, uneven_rows
 from tests.support.closing import Collected, protocol_of

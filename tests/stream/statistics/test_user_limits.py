@@ -20,7 +20,7 @@ from stream.ingestion.decoding import REASONS, Decoder
 from stream.local import REPO_ROOT
 from stream.messages.message import WINDOW
 from stream.offline import replay_offline
-from stream.protocol.parts import statistics_of
+from stream.protocol.release_protocol import statistics_of
 from stream.statistics.fix_rules import refused
 from stream.statistics.plan import Allowance, Due, PlanError
 from stream.statistics.values import plan as values_plan

@@ -25,8 +25,7 @@ from stream.config.public_cells import public_cells
 from stream.evaluation.evaluate import COMPARED_DELTA, evaluate, with_accounting, with_epsilon
 from stream.messages.message import WINDOW
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
-from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.serve.received import received
 from stream.statistics.participation.draw import participation_of, participation_with
 from stream.statistics.plan import Due, decode_plan, encode_plan

@@ -24,15 +24,13 @@ from stream.app.doctor import examine
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.local import LOOPBACK, REPO_ROOT, free_port
-from stream.protocol.due_windows import DueWindows, RowsOfCluster
+from stream.protocol.due_windows import DueWindows
 from stream.protocol.ledger_check import Known, LedgerCheck
-from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.storage import client as clients
-from stream.storage.client import redis_client
+from stream.storage.client import each, redis_client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, LedgerError
-from stream.storage.partitions import each
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import AppendTimes, Behind, NotSealedError, ReadThrough, RowStore
 from tests.support.builders import SLOT, bus_config, in_order, random_rows
@@ -118,8 +116,8 @@ async def note_ends(state: RowStore, logs: list[list[np.ndarray]]) -> None:
 def closing(redis: Redis, config: Config, publisher: Collected, **hooks: Any) -> ReleaseProtocol:
     """The release protocol, as the closing process connects it on a cluster."""
     rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
-    rows_of_cluster = RowsOfCluster(DueWindows(config, rows, store, ledger))
-    return ReleaseProtocol(statistics_of(config), redis, rows_of_cluster, ledger, publisher, Noise(), **hooks)
+    hooks["sealing"] = DueWindows(config, rows, store, ledger).seal
+    return ReleaseProtocol(statistics_of(config), redis, rows, ledger, publisher, Noise(), **hooks)
 
 
 def counts(publisher: Collected) -> list[tuple[Any, ...]]:

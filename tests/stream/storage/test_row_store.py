@@ -134,7 +134,7 @@ async def test_partitions_have_offsets_and_times_of_their_own(redis):
     nothing = np.zeros(0, np.int64)
     await state.append("t/2", 0, 4, np.zeros(0, ROW), nothing, nothing, AppendTimes(nothing, 9_000_000, lambda _: 0))
     assert await state.next_offsets() == {"t/0": 10, "t/1": 60, "t/2": 4}
-    times = await state.partition_times()
+    times = (await state.look()).times
     assert {name: (partition.max_event_us, partition.read_us) for name, partition in times.items()} == {
         "t/0": (7_200_000_008, 16_000_000),
         "t/1": (
@@ -146,21 +146,21 @@ async def test_partitions_have_offsets_and_times_of_their_own(redis):
     assert times["t/2"].moved_us == 50_000_000
     assert abs(times["t/0"].moved_us - await state.now_us()) < 60_000_000
     await state.list_partitions(["t/0"], 60_000_000)
-    assert list(await state.partition_times()) == ["t/0"], "a topic made anew may have fewer"
+    assert list((await state.look()).times) == ["t/0"], "a topic made anew may have fewer"
 
 
 async def test_only_an_event_time_beyond_the_largest_moves_a_partition(redis):
     state = RowStore(redis, "bus")
     await state.list_partitions(["t/0"], 1)
     await deliver(state, 0, 10)
-    moved = (await state.partition_times())["t/0"].moved_us
+    moved = (await state.look()).times["t/0"].moved_us
     await deliver(state, 0, 10)
     rows, offsets = rows_of(np.arange(10, 14))
     rows["time"] = 7_200_000_008  # event times that do not grow
     await state.append("t/0", 10, 14, rows, offsets, rows["time"] // 3_600_000_000 * 3600)
-    assert (await state.partition_times())["t/0"].moved_us == moved
+    assert (await state.look()).times["t/0"].moved_us == moved
     await deliver(state, 14, 20)
-    assert (await state.partition_times())["t/0"].moved_us > moved
+    assert (await state.look()).times["t/0"].moved_us > moved
 
 
 async def test_rows_are_late_by_their_append_time_whoever_delivers_them_and_however_batches_are_cut(redis_url):
@@ -191,7 +191,7 @@ async def test_a_partition_that_was_read_past_a_deadline_takes_no_row_of_it_and_
     state = RowStore(redis, "bus")
     await state.list_partitions(["t/0"], 10**15)
     assert await state.read_through([ReadThrough("t/0", None, 0, 20_000_000)]) == {}
-    assert (await state.partition_times())["t/0"].read_us == 20_000_000
+    assert (await state.look()).times["t/0"].read_us == 20_000_000
     result = await deliver(state, 0, 10, arrivals=stamped(0, deadline_us=15_000_000))
     assert (result.appended, result.late, result.skewed) == (0, 8, 8), (
         "a broker whose clock is behind by more than it may"
@@ -205,13 +205,11 @@ async def test_reading_to_the_end_counts_only_where_the_store_has_all_that_was_r
     await deliver(state, 0, 10)
     lost = [ReadThrough("t/0", 20, 20, 77), ReadThrough("t/9", 5, 5, 77)]
     assert await state.read_through(lost) == {"t/0": 10, "t/9": 0}, "Redis was set back"
-    assert (await state.partition_times())["t/0"].read_us == 0
+    assert (await state.look()).times["t/0"].read_us == 0
     assert await state.read_through([ReadThrough("t/0", 10, 12, 77), ReadThrough("t/1", None, 5, 78)]) == {}
     assert await state.next_offsets() == {"t/0": 12, "t/1": 5, "t/9": 0}, "marks of transactions take offsets as well"
     assert await state.read_through([ReadThrough("t/0", 12, 12, 70)]) == {}
-    assert [partition.read_us for partition in (await state.partition_times()).values()] == [77, 78], (
-        "time never goes back"
-    )
+    assert [partition.read_us for partition in (await state.look()).times.values()] == [77, 78], "time never goes back"
 
 
 async def test_a_partition_that_redis_lost_is_read_again_from_its_beginning(redis):

@@ -1,7 +1,7 @@
 /** "About the noise": what the numbers of this window promise, in words. */
 
 import { byId, chip, make } from './dom';
-import { say, sayIfKnown } from './texts';
+import { fillPage, plain, say, sayIfKnown } from './texts';
 import { hours, length, span, when, zoneName } from './times';
 import { SHORTCUTS } from './shortcuts';
 import { inUnit, unit } from './units';
@@ -10,22 +10,18 @@ import type { View } from './view';
 
 export function setUpAbout(view: View): void {
   const dialog = byId<HTMLDialogElement>('about');
+  byId('about-keys').append(...SHORTCUTS.flatMap(([keys, meaning]) => [make('dt', {}, sayIfKnown(keys) ?? keys), make('dd', {}, say(meaning))]));
   byId('about-button').addEventListener('click', () => {
-    byId('about-body').replaceChildren(...body(view));
+    fillPage(dialog); // another value may be on display
+    byId('about-window').replaceChildren(...promises(view, view.window?.marker));
+    for (const part of dialog.querySelectorAll<HTMLElement>('[data-relation]')) part.hidden = part.dataset.relation !== view.window?.marker?.relation;
     dialog.showModal();
   });
   byId('about-close').addEventListener('click', () => dialog.close());
   dialog.addEventListener('click', (event) => event.target === dialog && dialog.close());
 }
 
-const EVERYWHERE = ['curator', 'correlated', 'periods', 'late', 'modelled'] as const;
-/** Limits for readers (`docs/known-limits.md` lists all, also for operators), those of one relation first, by the name of their texts. */
-const LIMITS = { values: ['values', ...EVERYWHERE], participation: ['means', ...EVERYWHERE] } as const;
-
 type Fact = [term: string, ...said: (string | HTMLElement)[]];
-
-/** A number without the digits that floating point adds. */
-const plain = (number: number) => String(Number(number.toPrecision(12))).replace('.', say('decimal'));
 
 /** What pure epsilon promises. */
 const pure = ({ epsilon, budget, period }: Marker): Fact[] => [
@@ -35,7 +31,7 @@ const pure = ({ epsilon, budget, period }: Marker): Fact[] => [
 
 /** What rho-zCDP promises, and the (ε, δ) it converts to. */
 function concentrated({ epsilon, budget, rho = 0, rho_budget = 0, delta = 0, period }: Marker): Fact[] {
-  const common = { delta: String(delta).replace('.', say('decimal')), epsilon: plain(epsilon), budget: plain(budget), period: span(length(period)) };
+  const common = { delta: plain(delta), epsilon: plain(epsilon), budget: plain(budget), period: span(length(period)) };
   return [
     [say('about.accounting'), say('about.accounting-text')],
     [say('about.rho'), say('about.rho-text', { ...common, rho: plain(rho) })],
@@ -74,36 +70,19 @@ function facts(view: View, marker: Marker): Fact[] {
     ...(marker.accounting === 'zcdp' ? concentrated(marker) : pure(marker)),
     ...histograms(view, marker),
     [say('about.clipping'), say('about.clipping-text', { lower: bound(clipping.lower), upper: bound(clipping.upper), unit: unit() })],
-    ...(view.derivedSpeeds ? [[say('about.speeds'), say(`about.speeds.${view.derivedSpeeds}`)] as Fact] : []),
+    ...(view.own.derived_speeds ? [[say('about.speeds'), say(`about.speeds.${view.own.derived_speeds}`)] as Fact] : []),
     [say('about.statistics'), statistics.join(', ')],
     [say('about.cells'), say('about.cells-text', { count: cells.length, hours: hours(bounds, view.zone), published })],
   ];
 }
 
-function body(view: View): HTMLElement[] {
-  const marker = view.window?.marker;
-  const relation = marker?.relation ?? 'values';
-  const how = [
-    make('h3', {}, say('about.how')),
-    ...(marker ? [make('p', {}, say(`about.noise.${relation}`))] : []),
-    make('p', {}, say('about.interval')),
-    make('p', {}, chip('modelled'), ` ${say('about.modelled')}`),
-    make('p', {}, chip('raw'), ` ${say('about.raw')}`),
-    make('p', {}, chip('histogram'), ` ${say('about.counted')}`),
-    make('p', {}, say('about.typical')),
-    make('p', {}, say('about.day')),
-  ];
-  if (!marker || !view.window) return [make('p', {}, say('about.none')), ...how];
+/** What is said of the window on display. */
+function promises(view: View, marker: Marker | null | undefined): HTMLElement[] {
+  if (!marker) return [make('p', {}, say('about.none'))];
   return [
     ...(view.opens === 'typical' ? [make('p', { class: 'lead' }, say('about.map.typical'))] : []),
-    make('p', { class: 'lead' }, say(`about.relation.${relation}`)),
-    ...(view.derivedSpeeds && relation === 'values' ? [make('p', { class: 'lead' }, say('derived.values'))] : []),
+    make('p', { class: 'lead' }, say(`about.relation.${marker.relation}`)),
+    ...(view.own.derived_speeds && marker.relation === 'values' ? [make('p', { class: 'lead' }, say('derived.values'))] : []),
     make('dl', { class: 'facts' }, ...facts(view, marker).flatMap(([term, ...said]) => [make('dt', {}, term), make('dd', {}, ...said)])),
-    ...how,
-    make('h3', {}, say('about.limits')),
-    make('ul', {}, ...LIMITS[relation].map((name) => make('li', {}, make('strong', {}, say(`limit.${name}.title`)), ` ${say(`limit.${name}.text`)}`))),
-    make('h3', {}, say('about.keys')),
-    make('dl', { class: 'keys' }, ...SHORTCUTS.flatMap(([keys, meaning]) => [make('dt', {}, sayIfKnown(keys) ?? keys), make('dd', {}, say(meaning))])),
-    make('p', { class: 'quiet' }, `${say('about.land')} `, make('a', { href: 'licences.md' }, say('about.licences'))),
   ];
 }

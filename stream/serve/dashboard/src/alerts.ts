@@ -1,7 +1,7 @@
 /** The alerts of the window on display: what the operator's rules name, with their bound on false alarms. */
 
 import { byId, cellName, make } from './dom';
-import { decimals, say } from './texts';
+import { decimals, plain, say } from './texts';
 import { inUnit, unit } from './units';
 import type { Alert, AlertRule } from './types';
 import type { View } from './view';
@@ -9,11 +9,9 @@ import type { View } from './view';
 /** The choice of a cell in the list. */
 export type Choose = (cell: string) => void;
 
-const shortest = (number: number) => String(Number(number.toPrecision(4))).replace('.', say('decimal'));
-
 /** "jam: mean below 15.0 km/h". */
 function claim(rule: AlertRule): string {
-  if (rule.slower_percent !== null) return say('alerts.percent', { rule: rule.name, limit: shortest(rule.slower_percent) });
+  if (rule.slower_percent !== null) return say('alerts.percent', { rule: rule.name, limit: plain(rule.slower_percent, 4) });
   const kind = rule.below !== null ? 'alerts.below' : rule.above !== null ? 'alerts.above' : 'alerts.slower';
   return say(kind, { rule: rule.name, limit: decimals(inUnit(rule.below ?? rule.above ?? rule.slower_km_h ?? 0), 1), unit: unit() });
 }
@@ -23,7 +21,7 @@ const told = ({ value, limit }: Alert) => say(value > limit ? 'alerts.cell.above
 
 export function showAlerts(view: View, choose: Choose): void {
   const { alerts } = view.beside;
-  byId('alerts').hidden = !view.alerting;
+  byId('alerts').hidden = !view.own.alerting;
   byId('alerts-count').textContent = alerts?.alerts.length ? String(alerts.alerts.length) : '';
   const list = byId('alerts-list');
   const focused = document.activeElement;
@@ -37,18 +35,15 @@ const failure = (view: View) => make('p', { class: 'quiet' }, say('alerts.failed
 
 function section(view: View, rule: AlertRule, all: Alert[], choose: Choose): HTMLElement[] {
   const named = all.filter((alert) => alert.rule === rule.name);
-  const promise = `${say('alerts.windows', { count: rule.windows })} ${say('alerts.rate', { rate: shortest(rule.false_alarms_per_day), count: rule.cells })}`;
+  const promise = `${say('alerts.windows', { count: rule.windows })} ${say('alerts.rate', { rate: plain(rule.false_alarms_per_day, 4), count: rule.cells })}`;
   const none = make('p', {}, say('alerts.none'));
   const list = make('ul', {}, ...named.map((alert) => make('li', {}, item(view, alert, choose))));
   return [make('h2', {}, claim(rule)), make('p', { class: 'quiet' }, promise), named.length ? list : none];
 }
 
-function item(view: View, alert: Alert, choose: Choose): HTMLElement {
-  const button = make('button', { type: 'button', 'data-alert': `${alert.rule} ${alert.cell}` }, ...cellName(view, alert.cell), ` ${told(alert)} `,
-    alert.new && make('span', { class: 'chip' }, say('alerts.new')));
-  button.addEventListener('click', () => choose(alert.cell));
-  return button;
-}
+const item = (view: View, alert: Alert, choose: Choose) =>
+  make('button', { type: 'button', 'data-alert': `${alert.rule} ${alert.cell}`, click: () => choose(alert.cell) },
+    ...cellName(view, alert.cell), ` ${told(alert)} `, alert.new && make('span', { class: 'chip' }, say('alerts.new')));
 
 /** What the rules say of one cell. */
 export function alertsOf(view: View, cell: string): HTMLElement[] {

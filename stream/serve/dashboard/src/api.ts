@@ -1,11 +1,10 @@
 /** Requests to the read API; every address is relative to the page. */
 
 import type { FeatureCollection, MultiLineString, MultiPoint, Point, Position } from 'geojson';
-import type { Heat } from './heat';
 import { overQuery } from './over';
 import { say } from './texts';
 import type {
-  AlertList, Along, AreaName, AreaStatistics, Box, Hexagon, MeanList, OtherDay, Over, PlaceList, RouteWay, Scheduled, Settings, WindowCells, WindowSummary,
+  AlertList, Along, AreaName, AreaStatistics, Box, HeatFeatures, Hexagon, MeanList, OtherDay, Over, PlaceList, RangeCount, RouteWay, Scheduled, Settings, WindowCells, WindowSummary,
 } from './types';
 
 export class ApiError extends Error {
@@ -16,6 +15,9 @@ export class ApiError extends Error {
     super(message);
   }
 }
+
+/** What a reader is told of an error. */
+export const reasonOf = (error: unknown): string => (error instanceof ApiError ? error.message : say('failed.server'));
 
 /** Milliseconds after which an answer that does not come counts as none: a browser waits for ever. */
 const PATIENCE = 60_000;
@@ -100,17 +102,10 @@ export const area = (feed: string, which: Which, start?: string) => {
 export const history = async (feed: string, cell: string) =>
   (await get<{ releases: Hexagon[] }>(`api/v1/cells/${encodeURIComponent(cell)}`, { feed })).releases;
 
-export const heat = (feed: string, start: string, mechanism: string) => get<Heat>('api/v1/heat', { feed, window: start, mechanism });
-
-export interface Counted {
-  value: number;
-  interval: [number, number] | null;
-  mechanism: string;
-  fixes_per_user: number;
-}
+export const heat = (feed: string, start: string, mechanism: string) => get<HeatFeatures>('api/v1/heat', { feed, window: start, mechanism });
 
 export const count = (feed: string, start: string, mechanism: string, box: Box) =>
-  get<Counted>(`api/v1/histograms/${encodeURIComponent(start)}/count`, { feed, mechanism, bbox: box.join(',') });
+  get<RangeCount>(`api/v1/histograms/${encodeURIComponent(start)}/count`, { feed, mechanism, bbox: box.join(',') });
 
 export function downloadAddress(feed: string, start: string, format: string): string {
   return `api/v1/windows/${encodeURIComponent(start)}/download.${format}?feed=${encodeURIComponent(feed)}`;

@@ -1,9 +1,8 @@
 /** Areas: those that the operator named, and those that readers draw, as forms and addresses write them. Pure. */
 
 import type { Position } from 'geojson';
-import type { Counted } from './api';
 import { decimals, say } from './texts';
-import type { Box } from './types';
+import type { Box, RangeCount } from './types';
 
 /** Corners in degrees, each longitude and latitude, and what the reader calls it; the name may be empty. */
 export interface Drawn {
@@ -13,7 +12,7 @@ export interface Drawn {
 
 /** Why a drawn area cannot be shown. */
 export interface Refusal {
-  reason: 'corners' | 'ring' | 'line' | 'name';
+  reason: 'bounds' | 'corners' | 'ring' | 'line' | 'name';
   count: number;
   /** That of a form which is no corner. */
   line: string;
@@ -50,6 +49,12 @@ export function boxFrom(bounds: number[]): Box | null {
 }
 
 const refusal = (reason: Refusal['reason'], count = 0, line = ''): Area => ({ kind: 'refused', refusal: { reason, count, line } });
+
+/** The box between these bounds, or why there is none. */
+export function boxArea(bounds: number[], reason: Refusal['reason']): Area {
+  const box = boxFrom(bounds);
+  return box ? { kind: 'box', box } : refusal(reason);
+}
 
 /** The area of these corners, or why there is none. */
 export function drawnArea(corners: Position[], name: string): Area {
@@ -123,7 +128,7 @@ export function areaFile({ ring, name }: Drawn, unnamed: string): string {
 }
 
 /** "Users whose last position was in the box, by the spatial histogram (auto): 12, 95 % interval 3–30." */
-export function counted({ value, interval, mechanism, fixes_per_user: most }: Counted): string {
+export function counted({ value, interval, mechanism, fixes_per_user: most }: Pick<RangeCount, 'value' | 'interval' | 'mechanism' | 'fixes_per_user'>): string {
   const what = mechanism === 'euler' ? 'area.regions' : most === 1 ? 'area.users' : 'area.fixes';
   const range = interval ? say('area.interval', { low: decimals(interval[0], 0), high: decimals(interval[1], 0) }) : say('area.no-interval');
   return say(what, { mechanism, most, value: decimals(Math.max(value, 0), 0), range });

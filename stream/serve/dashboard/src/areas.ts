@@ -2,14 +2,13 @@
 
 import type { Geometry, Position } from 'geojson';
 import { areaKey, linesWith, ringOf, type Area } from './area';
-import { byId } from './dom';
+import { byId, covered } from './dom';
 import { Drawing, type Form } from './drawing';
 import { boxOf } from './hexagons';
 import type { Page } from './page';
 import type { Mapped } from './mapless';
 import { boundsForm, cornersForm, counts, forms, heading } from './measure';
 import { together } from './named';
-import { covered } from './room';
 import { say } from './texts';
 import type { AreaStatistics, Box } from './types';
 import type { View } from './view';
@@ -30,7 +29,7 @@ export class Areas {
     this.first = isPlaced ? null : view.area;
     this.asked = this.first;
     this.drawing = new Drawing(map, {
-      box: (box) => this.open(box ? { kind: 'box', box } : { kind: 'refused', refusal: { reason: 'ring', count: 0, line: '' } }),
+      box: (area) => this.open(area),
       corners: (corners, last) => this.sketch(corners, last),
       gaveUp: () => this.stop(true),
     });

@@ -1,6 +1,6 @@
 /** What the operator's files of the city add to the page: the search with the list of areas, and the switches for lines and hexagons. */
 
-import { byId, closing, make } from './dom';
+import { byId, closing } from './dom';
 import type { Page } from './page';
 import { say } from './texts';
 import type { Settings } from './types';
@@ -28,7 +28,7 @@ export function setUpCity(view: View, settings: Settings, page: Page): void {
       () => byId('search-input').focus(),
       () => {
         ready = null;
-        byId('search-body').replaceChildren(make('p', { class: 'problem' }, say('failed.server')));
+        byId('search-status').textContent = say('failed.server');
       },
     );
   });

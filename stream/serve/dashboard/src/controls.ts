@@ -7,7 +7,6 @@ import { say } from './texts';
 import {
   COMPARING,
   RELATIVE_BREAKS,
-  STATISTICS,
   absoluteLabels,
   isNobody,
   opacity,
@@ -25,12 +24,6 @@ import type { View } from './view';
 const radios = (id: string) => [...byId(id).querySelectorAll<HTMLInputElement>('input')];
 
 export function setUpControls(view: View, page: Page): void {
-  const list = byId('statistics');
-  for (const name of Object.keys(STATISTICS) as Statistic[]) {
-    const title = say(`${name}.title`);
-    const input = make('input', { type: 'radio', name: 'statistic', value: name, 'aria-label': title });
-    list.append(make('label', { title }, input, make('span', {}, say(`${name}.short`))));
-  }
   const listen = <T extends string>(id: string, then: (value: T) => void) =>
     byId(id).addEventListener('change', (event) => then((event.target as HTMLInputElement).value as T));
   listen<Statistic>('statistics', page.statistic);
@@ -144,9 +137,9 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
 
 /** That speeds are derived, and under "values" that nothing but "participation" would protect these. */
 function derived(view: View): HTMLElement[] {
-  if (!view.derivedSpeeds) return [];
+  if (!view.own.derived_speeds) return [];
   const unprotected = view.window?.marker?.relation === 'values' ? ` ${say('derived.values')}` : '';
-  return [make('p', { class: 'note derived' }, say(`about.speeds.${view.derivedSpeeds}`), unprotected)];
+  return [make('p', { class: 'note derived' }, say(`about.speeds.${view.own.derived_speeds}`), unprotected)];
 }
 
 const note = (kind: Mark, text: string) => make('p', { class: 'note' }, chip(kind), ` ${text}`);

@@ -1,10 +1,10 @@
 /** The card of the selected cell. */
 
 import { alertsOf } from './alerts';
-import { ApiError, history } from './api';
+import { history, reasonOf } from './api';
 import { cellName, chip, isolated, make } from './dom';
 import { STATISTICS, comparison, countText, interval, isNobody, reading as read, sentence, shown, type Statistic } from './statistics';
-import { decimals, say } from './texts';
+import { decimals, plain, say } from './texts';
 import { when } from './times';
 import { inUnit, unit } from './units';
 import type { Hexagon } from './types';
@@ -64,7 +64,7 @@ export function cellCard(view: View, cell: string): HTMLElement[] {
   if (hexagon) {
     parts.push(
       make('dl', {}, ...(hexagon.events === undefined ? [] : pair('cell.events', countText(hexagon.events))), ...pair('cell.users', countText(hexagon.users)),
-        ...pair('cell.epsilon', decimal(hexagon.epsilon)), ...pair('cell.resolution', String(hexagon.resolution))),
+        ...pair('cell.epsilon', plain(hexagon.epsilon)), ...pair('cell.resolution', String(hexagon.resolution))),
       allStatistics(view, cell),
     );
   }
@@ -79,8 +79,6 @@ function title(view: View, cell: string): HTMLElement[] {
   const crossing = make('p', { class: 'quiet' }, ...isolated('place.crossed', { routes }));
   return [make('h2', {}, ...cellName(view, cell)), ...(routes.length ? [crossing] : [])];
 }
-
-const decimal = (number: number) => String(number).replace('.', say('decimal'));
 
 const pair = (term: 'cell.events' | 'cell.users' | 'cell.epsilon' | 'cell.resolution', text: string) => [
   make('dt', {}, say(term)),
@@ -114,7 +112,6 @@ async function fillPast(view: View, cell: string, target: HTMLElement): Promise<
     const current = view.window?.window.start ?? '';
     target.replaceChildren(sparkline(releases, view.statistic, view.shownKind, view.zone, current, view.upper));
   } catch (error) {
-    const reason = error instanceof ApiError ? error.message : say('failed.server');
-    target.replaceChildren(make('p', { class: 'quiet' }, say('cell.past-failed', { reason })));
+    target.replaceChildren(make('p', { class: 'quiet' }, say('cell.past-failed', { reason: reasonOf(error) })));
   }
 }

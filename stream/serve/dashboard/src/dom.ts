@@ -1,12 +1,19 @@
 /** Elements by id, and elements made from parts. Text is always set as text. */
 
 import type { Called } from './names';
-import { say, type TextKey } from './texts';
+import { fillPage, say, type TextKey } from './texts';
 
 export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
   const found = document.getElementById(id);
   if (!found) throw new Error(`the page has no element #${id}`);
   return found as T;
+}
+
+/** A new element from the template of that name. */
+export function made<T extends HTMLElement>(template: string): T {
+  const element = byId<HTMLTemplateElement>(template).content.firstElementChild!.cloneNode(true) as T;
+  fillPage(element);
+  return element;
 }
 
 type Part = Node | string | null | undefined | false;
@@ -17,14 +24,16 @@ const WRAPPING = ['p', 'td', 'dd', 'th'];
 
 const unbroken = (text: string): Part[] => text.split(RANGE).map((part, at) => (at % 2 ? make('span', { class: 'unbroken' }, part) : part));
 
+/** `attributes` that are functions listen to the event of their name. */
 export function make<K extends keyof HTMLElementTagNameMap>(
   name: K,
-  attributes: Record<string, string | boolean | number> = {},
+  attributes: Record<string, string | boolean | number | ((event: Event) => void)> = {},
   ...parts: Part[]
 ): HTMLElementTagNameMap[K] {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
-    if (value !== false) element.setAttribute(key, value === true ? '' : String(value));
+    if (typeof value === 'function') element.addEventListener(key, value);
+    else if (value !== false) element.setAttribute(key, value === true ? '' : String(value));
   }
   const whole = parts.flatMap((part) => (typeof part === 'string' && WRAPPING.includes(name) ? unbroken(part) : [part]));
   element.append(...whole.filter((part): part is Node | string => Boolean(part)));
@@ -77,4 +86,26 @@ export function swatch(colour: string, strength: number): HTMLElement {
   inner.style.opacity = String(strength);
   outer.append(inner);
   return outer;
+}
+
+/** Pixels that the buttons for the zoom take at the right. */
+const BUTTONS = 48;
+const NARROW = 720;
+
+/** Pixels that cards cover at each side of the map, with some air; the air alone where they leave nearly nothing. */
+export function covered() {
+  const frame = byId('map').getBoundingClientRect();
+  const air = frame.width < NARROW ? 12 : 28;
+  const plain = { left: air, right: BUTTONS, top: air, bottom: air };
+  const sides = { ...plain };
+  const widen = (side: keyof typeof plain, pixels: number) => (sides[side] = Math.max(sides[side], pixels + air));
+  for (const card of [byId('controls'), byId('details')].filter((element) => element.checkVisibility())) {
+    const { left, right, top, bottom, width } = card.getBoundingClientRect();
+    if (width <= frame.width / 2) left - frame.left < frame.right - right ? widen('left', right - frame.left) : widen('right', frame.right - left);
+    else if (top - frame.top < frame.bottom - bottom) widen('top', bottom - frame.top);
+    // It grows to this when the past of the cell has arrived.
+    else widen('bottom', (frame.height * parseFloat(getComputedStyle(card).maxHeight)) / 100 + frame.bottom - bottom);
+  }
+  const isRoom = sides.left + sides.right < 0.9 * frame.width && sides.top + sides.bottom < 0.9 * frame.height;
+  return isRoom ? sides : plain;
 }

@@ -1,16 +1,15 @@
 /** Drawing on the map with the pointer: a box by dragging, a polygon by its corners. */
 
 import type { Position } from 'geojson';
-import { boxFrom } from './area';
+import { boxArea, type Area } from './area';
 import { byId, make } from './dom';
 import type { Mapped } from './mapless';
-import type { Box } from './types';
 
 export type Form = 'box' | 'polygon';
 
 export interface Strokes {
-  /** Null where the pointer left the Earth. */
-  box(box: Box | null): void;
+  /** Refused where the pointer left the Earth. */
+  box(area: Area): void;
   /** A polygon has these corners now; `last` where there will be no more. */
   corners(corners: Position[], last: boolean): void;
   /** Escape was pressed. */
@@ -100,6 +99,6 @@ export class Drawing {
     this.from = null;
     if (this.form === 'polygon') return this.add(b.lng, b.lat);
     if (Math.abs(a.lng - b.lng) < SAME || Math.abs(a.lat - b.lat) < SAME) return;
-    this.strokes.box(boxFrom([Math.min(a.lng, b.lng), Math.min(a.lat, b.lat), Math.max(a.lng, b.lng), Math.max(a.lat, b.lat)]));
+    this.strokes.box(boxArea([Math.min(a.lng, b.lng), Math.min(a.lat, b.lat), Math.max(a.lng, b.lng), Math.max(a.lat, b.lat)], 'ring'));
   }
 }

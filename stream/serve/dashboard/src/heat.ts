@@ -1,12 +1,10 @@
 /** A spatial histogram as a heat map: boxes coloured by how many users there are on a square kilometre. */
 
 import type { ExpressionSpecification, LayerSpecification } from 'maplibre-gl';
-import type { FeatureCollection, Polygon } from 'geojson';
 import { make, row } from './dom';
 import { decimals, say } from './texts';
 import { YL_OR_RD } from './palette';
-
-export type Heat = FeatureCollection<Polygon, { value: number; low: number | null; high: number | null; density: number }>;
+import type { HeatFeatures as Heat } from './types';
 
 export const HEAT = 'heat';
 /** Classes double or triple, because densities of cities span orders of magnitude. */

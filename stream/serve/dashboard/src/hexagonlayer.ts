@@ -5,11 +5,10 @@
  */
 
 import { shapeKey } from './hexagons';
-import { meshOf, type Mesh } from './mesh';
+import { TILE, WORLD, meshOf, type Mesh } from './mesh';
 import type { MapColours } from './palette';
 import type { Hexagon } from './types';
 import { PieceLayer, ROW, bytesOf, sharesOf, type Uniforms, type Vertices } from './webgl';
-import { TILE, WORLD } from './world';
 
 /** How one hexagon looks: its class (-1: none known), its opacity (0: not drawn), whether it is hatched. */
 export interface Look {
@@ -81,14 +80,12 @@ void main() {
   }
 }`;
 
-const UNIFORMS = ['phase', 'outline', 'strength', 'hatch'] as const;
-
-export class HexagonLayer extends PieceLayer<(typeof UNIFORMS)[number]> {
+export class HexagonLayer extends PieceLayer {
   private mesh: Mesh = meshOf([]);
   private shapes = '';
 
   constructor(colours: () => MapColours) {
-    super('hexagons', colours, { vertex: VERTEX, fragment: FRAGMENT, attribute: ['a_corner', 3], uniforms: UNIFORMS });
+    super('hexagons', colours, { vertex: VERTEX, fragment: FRAGMENT, attribute: ['a_corner', 3] });
   }
 
   /** Draw these cells from the next frame on. `classes`: colours of their classes. */
@@ -116,14 +113,14 @@ export class HexagonLayer extends PieceLayer<(typeof UNIFORMS)[number]> {
     return { places: this.mesh.places, second: this.mesh.corners, triangles: this.mesh.triangles };
   }
 
-  protected paint(gl: WebGL2RenderingContext, uniforms: Uniforms<(typeof UNIFORMS)[number]>, zoom: number, middle: number): void {
+  protected paint(gl: WebGL2RenderingContext, uniforms: Uniforms, zoom: number, middle: number): void {
     const colours = this.colours();
-    gl.uniform1f(uniforms.phase, middle % HATCHING);
-    gl.uniform3f(uniforms.hatch, ...sharesOf(colours.hatch));
+    gl.uniform1f(uniforms('phase'), middle % HATCHING);
+    gl.uniform3f(uniforms('hatch'), ...sharesOf(colours.hatch));
     for (const { resolution, first, count } of this.mesh.parts) {
       const across = acrossOf(resolution, zoom);
-      gl.uniform3f(uniforms.outline, ...sharesOf(across < LEAST_OUTLINED ? colours.land : colours.edge));
-      gl.uniform1f(uniforms.strength, strengthOf(across));
+      gl.uniform3f(uniforms('outline'), ...sharesOf(across < LEAST_OUTLINED ? colours.land : colours.edge));
+      gl.uniform1f(uniforms('strength'), strengthOf(across));
       gl.drawElements(gl.TRIANGLES, count, gl.UNSIGNED_INT, 4 * first);
     }
   }

@@ -7,9 +7,9 @@ import { finestOf } from './hexagons';
 import { isLarge } from './header';
 import type { Look } from './hexagonlayer';
 import { piecesOf, placesIn, type Line, type Pieces } from './lines';
+import { WORLD, east, south, unitsOf } from './mesh';
 import type { MapColours } from './palette';
 import { PieceLayer, ROW, bytesOf, sharesOf, type Uniforms, type Vertices } from './webgl';
-import { WORLD, east, south, unitsOf } from './world';
 
 /** Pixels across a line at zoom 9, by which factor it grows with each zoom, and between which bounds. */
 const [WIDTH, GROWTH, LEAST, MOST] = [2.4, 1.35, 1.8, 12];
@@ -64,9 +64,7 @@ void main() {
   colour = vec4(u_apart > 0.0 ? u_ground : inside, 1.0) * clamp((v_width + u_apart - away) * u_ratio + 0.5, 0.0, 1.0);
 }`;
 
-const UNIFORMS = ['width', 'ground', 'none', 'apart'] as const;
-
-export class LineLayer extends PieceLayer<(typeof UNIFORMS)[number]> {
+export class LineLayer extends PieceLayer {
   private lines: Line[] = [];
   private resolution = -1;
   private pieces: Pieces = piecesOf([], 0);
@@ -77,7 +75,7 @@ export class LineLayer extends PieceLayer<(typeof UNIFORMS)[number]> {
   private classes: string[] = [];
 
   constructor(colours: () => MapColours) {
-    super('lines', colours, { vertex: VERTEX, fragment: FRAGMENT, attribute: ['a_half', 4], uniforms: UNIFORMS });
+    super('lines', colours, { vertex: VERTEX, fragment: FRAGMENT, attribute: ['a_half', 4] });
   }
 
   get isEmpty(): boolean {
@@ -131,14 +129,14 @@ export class LineLayer extends PieceLayer<(typeof UNIFORMS)[number]> {
     return this.pieces.cells.length;
   }
 
-  protected paint(gl: WebGL2RenderingContext, uniforms: Uniforms<(typeof UNIFORMS)[number]>, zoom: number): void {
+  protected paint(gl: WebGL2RenderingContext, uniforms: Uniforms, zoom: number): void {
     const colours = this.colours();
-    gl.uniform1f(uniforms.width, Math.min(Math.max(WIDTH * GROWTH ** (zoom - 9), LEAST), MOST) * (isLarge() ? LARGE : 1) / 2);
-    gl.uniform3f(uniforms.ground, ...sharesOf(colours.land));
-    gl.uniform3f(uniforms.none, ...sharesOf(colours.unknown));
+    gl.uniform1f(uniforms('width'), Math.min(Math.max(WIDTH * GROWTH ** (zoom - 9), LEAST), MOST) * (isLarge() ? LARGE : 1) / 2);
+    gl.uniform3f(uniforms('ground'), ...sharesOf(colours.land));
+    gl.uniform3f(uniforms('none'), ...sharesOf(colours.unknown));
     // First, wider, what sets lines off from the hexagons: of one piece it would cover the ends of others.
     for (const apart of [1, 0]) {
-      gl.uniform1f(uniforms.apart, apart);
+      gl.uniform1f(uniforms('apart'), apart);
       gl.drawElements(gl.TRIANGLES, 6 * this.count, gl.UNSIGNED_INT, 0);
     }
   }

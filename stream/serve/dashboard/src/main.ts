@@ -7,7 +7,6 @@ import * as api from './api';
 import { setUpAbout } from './about';
 import { setUpCity } from './city';
 import { showAlerts } from './alerts';
-import { besideOf, reasonOf } from './beside';
 import { setUpControls, showControls } from './controls';
 import { byId } from './dom';
 import { setUpDownloads, showDownloads } from './downloads';
@@ -23,7 +22,6 @@ import { Selection } from './selection';
 import { setUpShortcuts } from './shortcuts';
 import { Table } from './table';
 import { fillPage, say, type Values } from './texts';
-import { begin, took } from './timing';
 import { freshness, joined, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit } from './units';
 import { clock, day, zoneName } from './times';
@@ -256,7 +254,7 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   byId('notice').hidden = true;
   if (window.window.start === view.window?.window.start && !again && !wasMean) return void tell(ready);
   begin('asked');
-  const [cells, beside] = await Promise.all([load(window), besideOf(view, window)]);
+  const [cells, beside] = await Promise.all([load(window), view.readBeside(window)]);
   if (mine !== turn) return;
   unread = false;
   took('fetch', 'asked');
@@ -415,7 +413,7 @@ function fail(error: unknown): void {
 }
 
 function tellFailed(error: unknown): void {
-  tellFailure(say('failed.window', { reason: reasonOf(error) }));
+  tellFailure(say('failed.window', { reason: api.reasonOf(error) }));
   unread = true;
   tell();
   if (view.live) setTimeout(() => unread && view.live && show(view.windows.at(-1)).catch(fail), RETRY);
@@ -425,6 +423,17 @@ function tellFailure(text: string): void {
   const notice = byId('notice');
   notice.hidden = false;
   notice.textContent = text;
+}
+
+/** How long the page took, for measurements from outside. The newest of each kind alone is kept: a page stays open for days. */
+function begin(mark: 'asked' | 'changed'): void {
+  performance.clearMarks(mark);
+  performance.mark(mark);
+}
+
+function took(what: 'fetch' | 'update' | 'change', since: 'asked' | 'changed'): void {
+  performance.clearMeasures(`hexveil:${what}`);
+  performance.measure(`hexveil:${what}`, since);
 }
 
 start().catch((error: unknown) => {

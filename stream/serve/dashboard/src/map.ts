@@ -20,7 +20,7 @@ import { lines } from './api';
 import { LAND_UNTIL, STOPS, described, network, roads, sea, stops, streetNames, streets, withoutMarkup, type Archive, type Ground } from './basemap';
 import { make } from './dom';
 import { shapeOf, type Shape } from './hexagons';
-import { HEAT, heatLayer, type Heat } from './heat';
+import { HEAT, heatLayer } from './heat';
 import { isLarge } from './header';
 import { HexagonLayer, type Look } from './hexagonlayer';
 import { LineLayer } from './linelayer';
@@ -28,7 +28,7 @@ import type { Line } from './lines';
 import { NUMBERS, numbersLayer, numbersOf, type NumberOf } from './numbers';
 import { mapColours } from './palette';
 import { chosenUnit } from './units';
-import type { Box, Drawn, Settings, Spot } from './types';
+import type { Box, Drawn, HeatFeatures as Heat, Settings, Spot } from './types';
 
 const SCALES = { 'km/h': 'metric', mph: 'imperial' } as const;
 /** Pixels of names on the map, and most of the scale; on a screen on the wall they are larger. */
@@ -36,25 +36,21 @@ const letters = () => (isLarge() ? 20 : 12);
 const longest = () => (isLarge() ? 260 : 100);
 const NOTHING: Ground = { sources: {}, layers: [] };
 
-type Stroke = { colour: string; width: number };
-
 /** What is drawn over the hexagons. One source holds all of it: each costs a stencil of the whole map in every frame. */
 type Mark = 'area' | 'alert' | 'selection';
 
 const of = (mark: Mark): ExpressionSpecification => ['==', ['get', 'mark'], mark];
 
-/** Outlines on a halo that sets them off from what lies below. */
-function outlines(mark: Mark, outline: Stroke, halo: Stroke): LayerSpecification[] {
-  const layer = (id: string, { colour, width }: Stroke): LayerSpecification => ({
-    id,
+/** Outlines on a halo, which comes first and sets them off from what lies below. */
+const outlines = (mark: Mark, strokes: [colour: string, width: number][]): LayerSpecification[] =>
+  strokes.map(([colour, width], at) => ({
+    id: at ? mark : `${mark}-halo`,
     type: 'line',
     source: 'marks',
     filter: of(mark),
     layout: { 'line-join': 'round' },
     paint: { 'line-color': colour, 'line-width': width },
-  });
-  return [layer(`${mark}-halo`, halo), layer(mark, outline)];
-}
+  }));
 
 /** MapLibre draws a frame for every tile of a source that changes; this one draws one as soon as all are there, or the map moves. */
 class SteadyMap extends MapLibre {
@@ -99,7 +95,7 @@ export class HexagonMap {
   private restored: Promise<unknown> = Promise.resolve();
   /** What is in the archive of streets; null where there is none, or where it could not be read yet. */
   private archive: Archive | null = null;
-  private asked: Promise<Archive> | null = null;
+  private asked: Promise<Archive | null> | null = null;
   /** What is to be on the screen, and what tells whoever waited for what was there before. */
   private wanted: { looks: Look[]; colours: string[]; numberOf: NumberOf } = { looks: [], colours: [], numberOf: () => '' };
   private giveWay: () => void = () => undefined;
@@ -153,7 +149,7 @@ export class HexagonMap {
       this.map.addControl(new AttributionControl({ compact: true, customAttribution: attribution ? withoutMarkup(attribution) : [] }), 'bottom-left');
     }
     if (settings.basemap) {
-      this.ask();
+      this.asked = this.ask();
       this.map.on('sourcedata', ({ sourceId, tile }) => (this.hasNewTiles ||= sourceId === 'streets' && Boolean(tile)));
       this.map.on('idle', () => this.hasNewTiles && this.drawLines(this.network));
     }
@@ -181,38 +177,24 @@ export class HexagonMap {
   private comeBack(): void {
     this.isStyled = false;
     const isThere = new Promise((resolve) => this.map.once('webglcontextrestored', resolve));
-    this.restored = isThere.then(() => (this.isDrawn ? this.replaced() : undefined));
+    this.restored = isThere.then(() => (this.isDrawn ? this.draw() : undefined));
   }
 
   /** Read what is in the archive of streets. */
-  private ask(): void {
-    this.asked = described(this.protocol, new URL('dashboard/basemap.pmtiles', document.baseURI).href);
-    this.asked.catch((error: unknown) => console.warn('The basemap cannot be drawn.', error));
+  private ask(): Promise<Archive | null> {
+    const found = described(this.protocol, new URL('dashboard/basemap.pmtiles', document.baseURI).href);
+    return found.catch((error: unknown) => (console.warn('The basemap cannot be drawn.', error), null));
   }
 
   /** Draw the ground, unless it is drawn: at once where there is no window yet, else with the first one. */
   begin(): void {
-    void this.inTurn(() => this.draw());
+    void this.inTurn(() => (this.isDrawn ? undefined : this.draw()));
   }
 
-  /** Draw everything for the first time. */
+  /** Draw in the present colours and letters, also while the server is away. An archive that could not be read is asked for again. */
   private async draw(): Promise<void> {
-    if (this.isDrawn) return;
-    this.archive = await (this.asked ?? Promise.resolve(null)).catch(() => null);
-    await this.replaced();
-  }
-
-  /** Draw in other colours or letters, also while the server is away. An archive that could not be read is asked for again. */
-  private async restyle(): Promise<void> {
-    if (this.settings.basemap && !this.archive) {
-      this.ask();
-      this.archive = await this.asked!.catch(() => null);
-    }
-    await this.replaced();
-  }
-
-  /** Draw in another style. */
-  private async replaced(): Promise<void> {
+    if (this.settings.basemap) this.archive ??= await (this.asked ?? this.ask());
+    this.asked = null;
     [this.isDrawn, this.isStyled] = [true, false];
     const { sources, under, over } = this.grounds();
     this.map.setStyle({ version: 8, sources, layers: [sea(this.colours), ...under, ...over] }, { diff: false, validate: false });
@@ -296,8 +278,8 @@ export class HexagonMap {
         filter: ['all', of('area'), ['==', ['geometry-type'], 'Point']],
         paint: { 'circle-color': colours.selected, 'circle-radius': 4, 'circle-stroke-color': colours.land, 'circle-stroke-width': 2 },
       },
-      ...outlines('alert', { colour: colours.alert, width: 4 * wide }, { colour: colours.land, width: 7 * wide }),
-      ...outlines('selection', { colour: colours.selected, width: 2.5 * wide }, { colour: colours.land, width: 6 * wide }),
+      ...outlines('alert', [[colours.land, 7 * wide], [colours.alert, 4 * wide]]),
+      ...outlines('selection', [[colours.land, 6 * wide], [colours.selected, 2.5 * wide]]),
     ];
   }
 
@@ -327,16 +309,11 @@ export class HexagonMap {
     this.giveWay();
     return new Promise((resolve, reject) => {
       this.giveWay = () => resolve(false);
-      this.inTurn(() => this.place()).then(() => this.map.once('idle', () => resolve(true)).triggerRepaint(), reject);
+      this.inTurn(() => (this.isDrawn ? this.colour() : this.draw())).then(() => this.map.once('idle', () => resolve(true)).triggerRepaint(), reject);
     });
   }
 
   /** Give the cells the looks that are wanted now. */
-  private async place(): Promise<void> {
-    if (this.isDrawn) this.colour();
-    else await this.draw();
-  }
-
   private colour(): void {
     const { looks, colours } = this.wanted;
     this.hexagons.show(looks, colours);
@@ -423,7 +400,7 @@ export class HexagonMap {
     this.colours = mapColours();
     this.scale.options.maxWidth = longest();
     this.setUnit();
-    await this.inTurn(() => this.restyle());
+    await this.inTurn(() => this.draw());
     await new Promise((resolve) => this.map.once('idle', resolve));
   }
 }

@@ -1,11 +1,11 @@
 /** What the card of an area says, and its forms: bounds of a box, or corners and name of a polygon. */
 
-import { MOST_CORNERS, LONGEST_NAME, areaFile, boxFrom, cornerLines, cornersSoFar, counted, parseCorners, type Area, type Drawn, type Refusal } from './area';
-import { ApiError, count } from './api';
-import { chip, make } from './dom';
+import { MOST_CORNERS, LONGEST_NAME, areaFile, boxArea, cornerLines, cornersSoFar, counted, parseCorners, type Area, type Drawn, type Refusal } from './area';
+import { count, reasonOf } from './api';
+import { chip, made, make } from './dom';
 import type { Form } from './drawing';
 import { areaTitle } from './named';
-import { say, type TextKey } from './texts';
+import { say } from './texts';
 import type { Box } from './types';
 import type { View } from './view';
 
@@ -32,47 +32,37 @@ function saved(drawn: Drawn): HTMLElement {
 
 /** Box or polygon, while nothing is drawn yet. */
 export function forms(chosen: Form, choose: (form: Form) => void): HTMLElement {
-  const choices = (['box', 'polygon'] as const).map((form) => {
-    const input = make('input', { type: 'radio', name: 'area-form', value: form, checked: form === chosen });
-    input.addEventListener('change', () => choose(form));
-    return make('label', {}, input, make('span', {}, say(`area.${form}`)));
-  });
-  return make('fieldset', { class: 'segments', id: 'area-forms' }, make('legend', {}, say('area.form')), ...choices);
+  const choices = made<HTMLFieldSetElement>('area-forms-choice');
+  for (const input of choices.querySelectorAll('input')) input.checked = input.value === chosen;
+  choices.addEventListener('change', ({ target }) => choose((target as HTMLInputElement).value as Form));
+  return choices;
 }
 
-const SIDES: TextKey[] = ['area.west', 'area.south', 'area.east', 'area.north'];
-
-export function boundsForm(box: Box, open: (area: Area) => void): HTMLFormElement {
-  const inputs = SIDES.map((side, index) =>
-    make('input', { type: 'number', step: 'any', name: side.slice(5), required: true, value: box[index]!.toFixed(5) }),
-  );
-  const problem = make('p', { class: 'problem', role: 'alert' });
-  const labels = SIDES.map((side, index) => make('label', {}, say(side), inputs[index]!));
-  const form = make('form', { class: 'bounds' }, ...labels, make('button', { type: 'submit' }, say('area.measure')), problem);
+/** A form that opens the area which `read` finds in it, or says why there is none. */
+function formOf(template: string, read: () => Area, open: (area: Area) => void): HTMLFormElement {
+  const form = made<HTMLFormElement>(template);
   form.addEventListener('submit', (event) => {
     event.preventDefault();
-    const chosen = boxFrom(inputs.map((input) => input.valueAsNumber));
-    problem.textContent = chosen ? '' : say('area.wrong');
-    if (chosen) open({ kind: 'box', box: chosen });
+    const area = read();
+    form.querySelector('.problem')!.textContent = area.kind === 'refused' ? refused(area.refusal) : '';
+    if (area.kind !== 'refused') open(area);
   });
+  return form;
+}
+
+export function boundsForm(box: Box, open: (area: Area) => void): HTMLFormElement {
+  const form = formOf('bounds-form', () => boxArea(inputs.map((input) => input.valueAsNumber), 'bounds'), open);
+  const inputs = [...form.querySelectorAll('input')];
+  inputs.forEach((input, side) => (input.value = box[side]!.toFixed(5)));
   return form;
 }
 
 /** `typed` is called with the corners in the field whenever they change, however few. */
 export function cornersForm({ ring, name }: Drawn, open: (area: Area) => void, typed: (corners: Drawn['ring']) => void): HTMLFormElement {
-  const corners = make('textarea', { name: 'corners', rows: 5, spellcheck: 'false', required: true, dir: 'ltr' });
-  corners.value = cornerLines(ring);
-  const title = make('input', { name: 'name', type: 'text', autocomplete: 'off', dir: 'auto', value: name });
-  const problem = make('p', { class: 'problem', role: 'alert' });
-  const form = make('form', { class: 'bounds polygon' }, make('label', {}, say('area.corners'), corners), make('label', {}, say('area.name'), title),
-    make('button', { type: 'submit' }, say('area.measure')), problem);
+  const form = formOf('corners-form', () => parseCorners(corners.value, title.value), open);
+  const [corners, title] = [form.querySelector('textarea')!, form.querySelector('input')!];
+  [corners.value, title.value] = [cornerLines(ring), name];
   corners.addEventListener('input', () => typed(cornersSoFar(corners.value)));
-  form.addEventListener('submit', (event) => {
-    event.preventDefault();
-    const area = parseCorners(corners.value, title.value);
-    problem.textContent = area.kind === 'refused' ? refused(area.refusal) : '';
-    if (area.kind === 'drawn') open(area);
-  });
   return form;
 }
 
@@ -91,8 +81,6 @@ async function fillCounts(view: View, box: Box, target: HTMLElement): Promise<vo
   }
   const start = view.window!.window.start;
   const said = mechanisms.map((mechanism) =>
-    count(view.feed, start, mechanism, box).then(counted, (error: unknown) =>
-      say('area.histogram-failed', { mechanism, reason: error instanceof ApiError ? error.message : say('failed.server') })),
-  );
+    count(view.feed, start, mechanism, box).then(counted, (error: unknown) => say('area.histogram-failed', { mechanism, reason: reasonOf(error) })));
   target.replaceChildren(...(await Promise.all(said)).map((text) => make('p', {}, chip('histogram'), ` ${text}`)));
 }

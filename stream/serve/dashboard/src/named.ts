@@ -1,6 +1,6 @@
 /** The released statistics of an area's cells together, as the server computes them for named and drawn areas alike. */
 
-import { ApiError, area, means } from './api';
+import { area, means, reasonOf } from './api';
 import { areaKey, ringOf, ringText, type Area } from './area';
 import { cellName, chip, isolated, make } from './dom';
 import { sentence, type Shown } from './statistics';
@@ -46,8 +46,7 @@ async function fill(view: View, open: Area, target: HTMLElement, then: Then, cho
     then(found, reading);
   } catch (error) {
     if (isLate()) return;
-    const reason = error instanceof ApiError ? error.message : say('failed.server');
-    const reading = say('area.failed', { reason });
+    const reading = say('area.failed', { reason: reasonOf(error) });
     target.replaceChildren(make('p', { class: 'problem' }, reading));
     then(null, reading);
   }
@@ -64,7 +63,7 @@ async function overRange(view: View, open: Area, over: Over): Promise<AreaStatis
 
 function meanOf({ estimate }: AreaStatistics): Shown | null {
   if (!estimate) return null;
-  const [low, high] = estimate.interval;
+  const [low, high] = estimate.interval!;
   return { value: estimate.value, low, high, outside: low === high, atBound: estimate.at_bound, ...(estimate.method === 'released' ? {} : { method: estimate.method }) };
 }
 
@@ -97,10 +96,7 @@ function cellsAround(view: View, { geometry }: AreaStatistics): string[] {
 function nothing(view: View, around: string[], reading: string, choose: (cell: string) => void): HTMLElement[] {
   const said = make('p', { class: 'reading' }, reading);
   if (!around.length) return [said];
-  const links = around.slice(0, MOST_CELLS).map((cell) => {
-    const button = make('button', { type: 'button' }, ...cellName(view, cell));
-    button.addEventListener('click', () => choose(cell));
-    return make('li', {}, button);
-  });
+  const links = around.slice(0, MOST_CELLS).map((cell) =>
+    make('li', {}, make('button', { type: 'button', click: () => choose(cell) }, ...cellName(view, cell))));
   return [said, make('p', { class: 'quiet' }, say('area.smaller-text')), make('ul', { class: 'cells' }, ...links)];
 }

@@ -22,11 +22,11 @@ export function parseOver(text: string, { from, to }: { from?: string; to?: stri
 export const overQuery = ({ from, to, days, hours }: Over): Record<string, string> =>
   ({ from, to, hours: hours.join('-'), ...(days === 'any' ? {} : { days }) });
 
-const clocks = ([first, last]: [number, number]) => [first, last].map((hour) => `${String(hour).padStart(2, '0')}:00`).join('–');
+const clockOf = (hour: number) => `${String(hour).padStart(2, '0')}:00`;
 
 /** "Mean of 12 windows, Monday to Friday, 07:00–09:00, 2 Mar to 31 Mar". */
 export function overSaid({ from, to, days, hours }: Over, windows: number, zone: string): string {
-  const when = hours[1] - hours[0] < 24 ? [clocks(hours)] : [];
+  const when = hours[1] - hours[0] < 24 ? [hours.map(clockOf).join('–')] : [];
   const parts = [...(days === 'any' ? [] : [say(`over.${days}`)]), ...when, `${day(from, zone)}, ${clock(from, zone)} – ${day(to, zone)}, ${clock(to, zone)}`];
   return [say('over.count', { count: windows }), ...parts].join(', ');
 }
@@ -54,28 +54,23 @@ export function windowOf({ cells, together: { events, users } }: MeanList, { fro
   return { ...newest, window: { start: from, end: to }, histograms: [], marker: { ...marker, statistics: ['mean'] }, hexagons, totals: { events, users } };
 }
 
-/** The fields and the button below the range. `then` gets the days and hours that were chosen. */
-export function overForm(chosen: Over | null, then: (days: Over['days'], hours: Over['hours']) => void): HTMLElement {
-  const select = (name: string, values: readonly (string | number)[], current: string | number, label: (value: string | number) => string) =>
-    make('select', { name }, ...values.map((value) => make('option', { value, selected: value === current }, label(value))));
-  const hour = (name: string, first: number, current: number) =>
-    select(name, Array.from({ length: 24 }, (_, at) => first + at), current, (value) => `${String(value).padStart(2, '0')}:00`);
-  const [first, last] = chosen?.hours ?? [0, 24];
-  const fields = [
-    select('days', DAYS, chosen?.days ?? 'any', (value) => say(`over.${value as Over['days']}`)),
-    hour('first-hour', 0, first),
-    hour('last-hour', 1, last),
-  ] as const;
-  const [days, from, to] = fields;
-  const button = make('button', { type: 'button', id: 'over-button' }, say('over.show'));
-  const check = () => (button.disabled = Number(from.value) >= Number(to.value));
-  const form = make('div', { class: 'range' },
-    make('label', {}, say('over.days'), days), make('label', {}, say('over.from'), from), make('label', {}, say('over.to'), to), button);
-  form.addEventListener('change', check);
+/** Choose the days and hours below the range. `then` gets what was chosen. */
+export function setUpOver(then: (days: Over['days'], hours: Over['hours']) => void): void {
+  const [days, from, to] = ['over-days', 'over-from', 'over-to'].map(byId<HTMLSelectElement>) as [HTMLSelectElement, HTMLSelectElement, HTMLSelectElement];
+  for (let hour = 0; hour < 24; hour += 1) {
+    from.append(make('option', { value: hour }, clockOf(hour)));
+    to.append(make('option', { value: hour + 1, selected: hour === 23 }, clockOf(hour + 1)));
+  }
+  const button = byId<HTMLButtonElement>('over-button');
+  byId('over').addEventListener('change', () => (button.disabled = Number(from.value) >= Number(to.value)));
   button.addEventListener('click', () => {
     byId<HTMLDetailsElement>('range').open = false;
     then(days.value as Over['days'], [Number(from.value), Number(to.value)]);
   });
-  check();
-  return form;
+}
+
+/** Show the days and hours whose mean is on display. */
+export function showOver({ days, hours }: Pick<Over, 'days' | 'hours'>): void {
+  const values = { 'over-days': days, 'over-from': hours[0], 'over-to': hours[1] };
+  for (const [id, value] of Object.entries(values)) byId<HTMLSelectElement>(id).value = String(value);
 }

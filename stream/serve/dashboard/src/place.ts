@@ -3,33 +3,7 @@
 import { isValidCell } from 'h3-js';
 import { boxFrom, parseRing, ringText, type Area } from './area';
 import { overText, parseOver } from './over';
-import type { Kind, Scheme, Statistic } from './statistics';
 import type { Box, Over } from './types';
-
-export interface Place {
-  at?: { lat: number; lng: number; zoom: number };
-  feed?: string;
-  window?: string;
-  /** The days and hours of a mean over the range. */
-  over?: Over;
-  /** The range of windows to play. */
-  from?: string;
-  to?: string;
-  statistic?: Statistic;
-  colours?: Scheme;
-  /** The local date to compare with. */
-  day?: string;
-  values?: Kind;
-  cell?: string;
-  area?: Area;
-  lines?: 'on' | 'off';
-  hexagons?: 'on';
-  heat?: 'on';
-  large?: 'on';
-}
-
-const oneOf = <T extends string>(text: string | null, choices: readonly T[]): T | undefined =>
-  choices.find((choice) => choice === text);
 
 /** A start as messages write it. */
 function parseWindow(text: string): string | undefined {
@@ -60,31 +34,42 @@ function areaFields(area: Area | undefined): Record<string, string> {
   return area?.kind === 'drawn' ? { area: area.drawn.name, ring: ringText(area.drawn.ring) } : {};
 }
 
+const oneOf = <const Choice extends string>(...choices: Choice[]) => (text: string) => choices.find((choice) => choice === text);
+
+const matching = (isRight: (text: string) => boolean) => (text: string) => (isRight(text) ? text : undefined);
+
+/** What reads the text of each field; `from` and `to` are the range of windows to play, `day` the local date to compare with. */
+const FIELDS = {
+  feed: matching((text) => /^[a-z][a-z0-9-]{0,31}$/.test(text)),
+  window: parseWindow,
+  from: parseWindow,
+  to: parseWindow,
+  cell: matching(isValidCell),
+  lines: oneOf('on', 'off'),
+  hexagons: oneOf('on'),
+  heat: oneOf('on'),
+  statistic: oneOf('mean', 'moving', 'p50', 'p85', 'spread'),
+  colours: oneOf('now', 'typical', 'difference', 'day', 'scheduled'),
+  day: parseDay,
+  large: oneOf('on'),
+  values: oneOf('estimate', 'raw'),
+};
+
+type Fields = { [Name in keyof typeof FIELDS]?: ReturnType<(typeof FIELDS)[Name]> };
+
+/** `over`: the days and hours of a mean over the range. */
+export type Place = Fields & { at?: { lat: number; lng: number; zoom: number }; over?: Over; area?: Area };
+
 export function parsePlace(hash: string): Place {
   const fields = new URLSearchParams(hash.replace(/^#/, ''));
-  const place: Place = {};
+  const known = Object.entries(FIELDS).map(([name, parse]) => [name, parse(fields.get(name) ?? '')] as const);
+  const place: Place = Object.fromEntries(known.filter(([, value]) => value));
   const [zoom, lat, lng] = (fields.get('at') ?? '').split('/').map(Number);
   if (lat !== undefined && lng !== undefined && Math.abs(lat) <= 85 && Math.abs(lng) <= 180 && zoom! >= 0 && zoom! <= 22) {
     place.at = { zoom: zoom!, lat, lng };
   }
-  const known = {
-    feed: /^[a-z][a-z0-9-]{0,31}$/.test(fields.get('feed') ?? '') ? fields.get('feed')! : undefined,
-    window: parseWindow(fields.get('window') ?? ''),
-    from: parseWindow(fields.get('from') ?? ''),
-    to: parseWindow(fields.get('to') ?? ''),
-    over: parseOver(fields.get('mean') ?? '', { from: parseWindow(fields.get('from') ?? ''), to: parseWindow(fields.get('to') ?? '') }),
-    cell: isValidCell(fields.get('cell') ?? '') ? fields.get('cell')! : undefined,
-    area: parseArea(fields.get('area') ?? '', fields.get('ring')),
-    lines: oneOf(fields.get('lines'), ['on', 'off'] as const),
-    hexagons: oneOf(fields.get('hexagons'), ['on'] as const),
-    heat: oneOf(fields.get('heat'), ['on'] as const),
-    statistic: oneOf(fields.get('statistic'), ['mean', 'moving', 'p50', 'p85', 'spread'] as const),
-    colours: oneOf(fields.get('colours'), ['now', 'typical', 'difference', 'day', 'scheduled'] as const),
-    day: parseDay(fields.get('day') ?? ''),
-    large: oneOf(fields.get('large'), ['on'] as const),
-    values: oneOf(fields.get('values'), ['estimate', 'raw'] as const),
-  };
-  return Object.assign(place, Object.fromEntries(Object.entries(known).filter(([, value]) => value !== undefined)));
+  const [over, area] = [parseOver(fields.get('mean') ?? '', place), parseArea(fields.get('area') ?? '', fields.get('ring'))];
+  return { ...place, ...(over && { over }), ...(area && { area }) };
 }
 
 export function placeText(place: Place): string {

@@ -1,9 +1,9 @@
 /** Plays a range of windows one after the other, or shows their mean. Nothing moves until somebody asks for it. */
 
 import { rangeFields } from './downloads';
-import { byId, closing, make } from './dom';
+import { byId, closing } from './dom';
 import type { Page } from './page';
-import { overForm } from './over';
+import { setUpOver, showOver } from './over';
 import { say } from './texts';
 import type { View } from './view';
 
@@ -23,6 +23,7 @@ export class Player {
     const menu = byId<HTMLDetailsElement>('range');
     menu.addEventListener('toggle', () => menu.open && this.fill());
     closing(menu);
+    setUpOver((days, hours) => this.page.mean({ ...this.ends, days, hours }));
     byId('play').addEventListener('click', () => (this.running ? this.stop() : void this.play()));
   }
 
@@ -67,17 +68,21 @@ export class Player {
     if (mine === this.turn) this.stop();
   }
 
+  /** Where the range of windows ends now. */
+  private get ends(): { from: string; to: string } {
+    const { range, windows } = this.view;
+    return { from: range.from ?? windows[0]!.window.start, to: range.to ?? windows.at(-1)!.window.end };
+  }
+
   private fill(): void {
     const { view } = this;
-    const ends = () => ({ from: view.range.from ?? view.windows[0]!.window.start, to: view.range.to ?? view.windows.at(-1)!.window.end });
-    const none = make('p', { class: 'problem', hidden: view.played().length > 0 }, say('timeline.none'));
-    const fields = rangeFields(view, ends(), (range) => {
+    const check = () => (byId('range-none').hidden = view.played().length > 0);
+    check();
+    byId('range-ends').replaceChildren(rangeFields(view, this.ends, (range) => {
       view.range = range;
-      none.hidden = view.played().length > 0;
+      check();
       this.page.played();
-    });
-    byId('range-body').replaceChildren(
-      make('h2', {}, say('timeline.range')), fields, none, make('h2', {}, say('over.title')), make('p', { class: 'quiet' }, say('over.text')),
-      overForm(view.over, (days, hours) => this.page.mean({ ...ends(), days, hours })));
+    }));
+    if (view.over) showOver(view.over);
   }
 }

@@ -57,14 +57,7 @@ async function collect(view: View): Promise<Entry[]> {
 
 export async function setUpSearch(view: View, page: Page): Promise<void> {
   const menu = byId<HTMLDetailsElement>('search');
-  const input = make('input', {
-    id: 'search-input', type: 'search', role: 'combobox', autocomplete: 'off', spellcheck: 'false', maxlength: 200,
-    'aria-label': say('search.label'), 'aria-controls': 'search-results', 'aria-expanded': 'false', 'aria-autocomplete': 'list',
-    placeholder: say('search.label'),
-  });
-  const list = make('ul', { id: 'search-results', role: 'listbox', 'aria-label': say('search.results') });
-  const status = make('p', { class: 'quiet', role: 'status' });
-  byId('search-body').replaceChildren(input, list, status);
+  const [input, list, status] = [byId<HTMLInputElement>('search-input'), byId('search-results'), byId('search-status')];
   // Who types quickly may press Enter before there is anything to choose from: then it counts once there is.
   let entered = false;
   const wait = (event: KeyboardEvent) => (entered = event.key === 'Enter' && !event.isComposing);
@@ -105,9 +98,9 @@ export async function setUpSearch(view: View, page: Page): Promise<void> {
 
   const option = ({ kind, text, target }: Entry, at: number) => {
     const secondary = kind === 'place' || kind === 'stop' ? `${say(`search.${kind}`)} · ${target}` : say(`search.${kind}`);
-    const item = make('li', { role: 'option', id: `found-${at}`, 'aria-selected': 'false' }, make('span', { class: 'name' }, ...(kind === 'area' || kind === 'route' ? areaTitle(target) : [make('bdi', {}, text)])), make('span', { class: 'quiet' }, secondary));
-    item.addEventListener('click', () => go(shown[at]!));
-    return item;
+    const title = kind === 'area' || kind === 'route' ? areaTitle(target) : [make('bdi', {}, text)];
+    return make('li', { role: 'option', id: `found-${at}`, 'aria-selected': 'false', click: () => go(shown[at]!) },
+      make('span', { class: 'name' }, ...title), make('span', { class: 'quiet' }, secondary));
   };
 
   input.addEventListener('input', update);

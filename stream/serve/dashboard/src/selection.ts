@@ -2,11 +2,10 @@
 
 import { Areas } from './areas';
 import { cellCard, statement } from './details';
-import { byId, cellName, isolated, make } from './dom';
+import { byId, cellName, covered, isolated, make } from './dom';
 import { boundsOf, centre } from './hexagons';
 import type { Page } from './page';
 import type { Mapped } from './mapless';
-import { covered } from './room';
 import { say } from './texts';
 import type { Spot } from './types';
 import type { View } from './view';

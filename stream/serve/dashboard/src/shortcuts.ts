@@ -5,21 +5,21 @@ import type { Page } from './page';
 import type { TextKey } from './texts';
 import type { View } from './view';
 
-/** Every key, as it is printed or by the name of a text, and what it does. */
-export const SHORTCUTS: [keys: string, meaning: TextKey][] = [
+/** Every key, as it is printed or by the name of a text, what it does, and the button that it presses. */
+export const SHORTCUTS: [keys: string, meaning: TextKey, button?: string][] = [
   ['keys.move', 'keys.move-text'],
   ['Enter', 'keys.enter-text'],
   ['Escape', 'keys.escape-text'],
   ['keys.windows', 'keys.windows-text'],
-  ['L', 'keys.l-text'],
-  ['P', 'keys.p-text'],
+  ['L', 'keys.l-text', 'live-button'],
+  ['P', 'keys.p-text', 'play'],
   ['keys.statistic', 'keys.statistic-text'],
   ['D', 'keys.d-text'],
-  ['A', 'keys.a-text'],
+  ['A', 'keys.a-text', 'box-button'],
   ['/', 'keys.search-text'],
-  ['T', 'keys.t-text'],
-  ['W', 'keys.w-text'],
-  ['?', 'keys.about-text'],
+  ['T', 'keys.t-text', 'table-button'],
+  ['W', 'keys.w-text', 'large-button'],
+  ['?', 'keys.about-text', 'about-button'],
 ];
 
 export function setUpShortcuts(canvas: HTMLElement, view: View, page: Page): void {
@@ -31,15 +31,10 @@ export function setUpShortcuts(canvas: HTMLElement, view: View, page: Page): voi
   const keys: Record<string, () => void> = {
     ',': press('earlier'),
     '.': press('later'),
-    l: press('live-button'),
     d: () => page.scheme(view.scheme === 'day' ? view.opens : 'day'),
     Enter: page.centre,
-    a: press('box-button'),
-    p: press('play'),
     '/': () => byId('search').hidden || press('search-button')(),
-    t: press('table-button'),
-    w: press('large-button'),
-    '?': press('about-button'),
+    ...Object.fromEntries(SHORTCUTS.flatMap(([key, , button]) => (button ? [[key.toLowerCase(), press(button)]] : []))),
     ...Object.fromEntries([0, 1, 2, 3, 4].map((index) => [String(index + 1), statistic(index)])),
   };
   canvas.addEventListener('keydown', (event) => {

@@ -142,22 +142,21 @@ export class Table {
 
   private head(column: Column, label: string): HTMLElement {
     const sorted = column === this.sort;
-    const button = make('button', { type: 'button', 'data-column': column }, label, sorted && (this.descending ? ' ▾' : ' ▴'));
-    button.addEventListener('click', () => {
+    const click = () => {
       this.descending = column === this.sort ? !this.descending : column === 'events' || column === 'users';
       this.sort = column;
       this.page = 0;
       this.render();
-    });
+    };
+    const button = make('button', { type: 'button', 'data-column': column, click }, label, sorted && (this.descending ? ' ▾' : ' ▴'));
     const order = this.descending ? 'descending' : 'ascending';
     return make('th', { scope: 'col', ...(sorted ? { 'aria-sort': order } : {}) }, button);
   }
 
   private row(reading: Reading, selected: boolean, tabbed: boolean): HTMLElement {
     const { hexagon, now, then, verdict } = reading;
-    const button = make('button', { type: 'button', 'data-cell': hexagon.cell, tabindex: tabbed ? 0 : -1 },
+    const button = make('button', { type: 'button', 'data-cell': hexagon.cell, tabindex: tabbed ? 0 : -1, click: () => this.choose(hexagon.cell) },
       ...(this.view.names ? cellName(this.view, hexagon.cell) : [hexagon.cell]));
-    button.addEventListener('click', () => this.choose(hexagon.cell));
     const value = now
       ? [make('td', { class: 'number' }, read(now), now.method && chip('modelled')),
          make('td', { class: 'number' }, interval(now))]
@@ -186,13 +185,12 @@ export class Table {
   private pager(pages: number): HTMLElement[] {
     const step = (label: string, by: number) => {
       const target = this.page + by;
-      const button = make('button', { type: 'button', 'data-step': by, disabled: target < 0 || target >= pages }, label);
-      button.addEventListener('click', () => {
+      const click = () => {
         this.page = target;
         this.render();
         byId('table-scroll').scrollTop = 0;
-      });
-      return button;
+      };
+      return make('button', { type: 'button', 'data-step': by, disabled: target < 0 || target >= pages, click }, label);
     };
     return [step(say('table.previous'), -1), make('span', {}, say('table.page', { page: this.page + 1, pages })), step(say('table.next'), 1)];
   }

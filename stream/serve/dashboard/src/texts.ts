@@ -62,14 +62,20 @@ export const sayIfKnown = (key: string): string | null => (key in texts ? say(ke
 export const decimals = (value: number, digits: number) =>
   value.toFixed(digits).replace(/\B(?<!\.\d*)(?=(\d{3})+(?!\d))/g, '\u202f').replace('.', say('decimal'));
 
-/** Fill the texts of index.html: `data-text` names the text of an element, `data-label` that of its aria-label. */
+/** A number as it is, without the digits that floating point adds. */
+export const plain = (number: number, digits = 12) => String(Number(number.toPrecision(digits))).replace('.', say('decimal'));
+
+/** The attribute that `data-label`, `data-title` and `data-placeholder` of index.html name the text of. */
+const NAMED = { label: 'aria-label', title: 'title', placeholder: 'placeholder' } as const;
+
+/** Fill the texts of index.html: `data-text` names the text of an element. */
 export function fillPage(root: ParentNode = document): void {
   document.documentElement.lang = language;
   document.documentElement.dir = say('language.direction');
   for (const element of root.querySelectorAll<HTMLElement>('[data-text]')) {
     element.textContent = say(element.dataset.text as TextKey);
   }
-  for (const element of root.querySelectorAll<HTMLElement>('[data-label]')) {
-    element.setAttribute('aria-label', say(element.dataset.label as TextKey));
+  for (const [name, attribute] of Object.entries(NAMED)) {
+    for (const element of root.querySelectorAll<HTMLElement>(`[data-${name}]`)) element.setAttribute(attribute, say(element.dataset[name] as TextKey));
   }
 }

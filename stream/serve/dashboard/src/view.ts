@@ -1,8 +1,8 @@
 /** What is on display: the window, its cells, what is typical there, and what the reader chose. */
 
+import * as api from './api';
 import type { Area } from './area';
 import { cellAt, centre, finestOf, type Shape } from './hexagons';
-import type { Heat } from './heat';
 import type { Names } from './names';
 import { overSaid } from './over';
 import { decimals, say } from './texts';
@@ -27,7 +27,7 @@ import {
   type Verdict,
   type Versus,
 } from './statistics';
-import type { AlertList, Drawn, Hexagon, Marker, Missing, OtherDay, Over, Scheduled, Settings, WindowCells, WindowSummary } from './types';
+import type { Drawn, HeatFeatures as Heat, Hexagon, Marker, Missing, OtherDay, Over, Scheduled, Settings, WindowCells, WindowSummary } from './types';
 import type { Look } from './hexagonlayer';
 
 export interface Reading {
@@ -42,19 +42,8 @@ export interface Reading {
   verdict: Verdict | null;
 }
 
-/** What a window is shown with. */
-export interface Beside {
-  /** The window of the other day and what it says of the cells; null unless that is what the reader chose to see. */
-  other: OtherDay | null;
-  /** Scheduled speeds; null where there are none. */
-  scheduled: Scheduled[] | null;
-  /** What the operator's rules say; null where there are none, or where `refused` says why they could not be read. */
-  alerts: AlertList | null;
-  refused: string;
-  /** The histogram to draw in place of speeds; null unless that is what the reader chose to see. */
-  heat: Heat | null;
-  failures: string[];
-}
+/** What a window is shown with: another day, the timetable, alerts and a histogram, each null where it is not wanted or cannot be read. `refused`: why alerts cannot be read. */
+type Beside = Awaited<ReturnType<View['readBeside']>>;
 
 const NOTHING: Beside = { other: null, scheduled: null, alerts: null, refused: '', heat: null, failures: [] };
 
@@ -101,26 +90,12 @@ export class View {
   }
 
   /** What the server's configuration says of the feed; nothing of another one. */
-  private get own(): Settings | null {
-    return this.settings?.feed === this.feed ? this.settings : null;
-  }
-
-  /** Which speeds of the feed are derived; null where nothing is known of it. */
-  get derivedSpeeds(): Settings['derived_speeds'] {
-    return this.own?.derived_speeds ?? null;
-  }
-
-  get alerting(): boolean {
-    return this.own?.alerting ?? false;
-  }
-
-  /** Whether the server knows scheduled speeds of the feed. */
-  get scheduling(): boolean {
-    return this.own?.scheduled ?? false;
+  get own(): Partial<Settings> {
+    return this.settings?.feed === this.feed ? this.settings : {};
   }
 
   get opens(): 'now' | 'typical' {
-    return this.own?.map === 'typical' ? 'typical' : 'now';
+    return this.own.map === 'typical' ? 'typical' : 'now';
   }
 
   setWindow(window: WindowCells, beside: Beside = NOTHING): void {
@@ -134,6 +109,22 @@ export class View {
     for (const hexagon of window.hexagons) if (hexagon.resolution < finest) hexagon.finest = finest;
     this.resolutions = [...new Set([finest, ...window.hexagons.map((hexagon) => hexagon.resolution)])].sort((a, b) => b - a);
     if (!this.available(this.statistic)) this.statistic = this.statistics()[0] ?? 'mean';
+  }
+
+  /** Read what the window is to be shown with. What cannot be read is left out, and why is told. */
+  async readBeside({ window: { start }, histograms }: WindowSummary) {
+    const [failures, mechanism]: [string[], string | undefined] = [[], histograms[0]];
+    let refused = '';
+    const read = <Read>(isWanted: boolean | undefined, ask: () => Promise<Read>, failed: (reason: string) => unknown): Promise<Read | null> =>
+      isWanted ? ask().catch((error: unknown) => (failed(api.reasonOf(error)), null)) : Promise.resolve(null);
+    const [other, scheduled, alerts, heat] = await Promise.all([
+      read(this.chosenScheme === 'day' && this.statistic !== 'spread', () => api.otherDay(this.feed, start, STATISTICS[this.statistic], this.day),
+        (reason) => failures.push(say('day.failed', { reason }))),
+      read(this.own.scheduled, () => api.scheduled(this.feed, start), (reason) => failures.push(say('scheduled.failed', { reason }))),
+      read(this.own.alerting, () => api.alerts(this.feed, start), (reason) => (refused = reason)),
+      read(this.drawn.heat && mechanism !== undefined, () => api.heat(this.feed, start, mechanism!), (reason) => failures.push(reason)),
+    ]);
+    return { other, scheduled, alerts, refused, heat, failures };
   }
 
   setBeside(beside: Beside): void {
@@ -246,26 +237,11 @@ export class View {
     return this.window?.histograms ?? [];
   }
 
-  /** Whether any cell says what is typical of it. */
-  get typified(): boolean {
-    return this.statistic === 'mean' && this.has.typical;
-  }
-
-  /** Released values alone are compared with other days, as shares, so none that may be negative. */
-  get besideOtherDays(): boolean {
-    const { lower = 0 } = otherValue() ?? {};
-    return !this.modelledAlone && this.statistic !== 'spread' && lower >= 0;
-  }
-
-  /** A timetable has means only. */
-  get schedulable(): boolean {
-    return this.scheduling && this.statistic === 'mean' && !otherValue();
-  }
-
-  /** Whether the colours of a scheme can be had of the window. */
+  /** Whether the colours of a scheme can be had of the window. A timetable has means only; with other days released values are compared, as shares, so none that may be negative. */
   offers(scheme: Scheme): boolean {
     if (scheme === 'now' || this.over) return scheme === 'now';
-    return scheme === 'day' ? this.besideOtherDays : scheme === 'scheduled' ? this.schedulable : this.typified;
+    if (scheme === 'day') return !this.modelledAlone && this.statistic !== 'spread' && (otherValue()?.lower ?? 0) >= 0;
+    return this.statistic === 'mean' && (scheme === 'scheduled' ? Boolean(this.own.scheduled) && !otherValue() : this.has.typical);
   }
 
   get scheme(): Scheme {

@@ -27,12 +27,12 @@ async function fill(view: View, body: HTMLElement): Promise<void> {
   if (!whole.length) return;
   const choice = (end: 'from' | 'to') => {
     const names = [say(`route.${end}-end`), ...stops];
-    const select = make('select', { name: `stop-${end}` }, ...names.map((name, at) => make('option', { value: at ? name : '', selected: at > 0 && name === chosen[end] }, name)));
-    select.addEventListener('change', () => {
-      chosen = { ...chosen, [end]: select.value || undefined };
+    const change = ({ target }: Event) => {
+      chosen = { ...chosen, [end]: (target as HTMLSelectElement).value || undefined };
       void fill(view, body);
-    });
-    return make('label', {}, say(`route.${end}`), select);
+    };
+    const options = names.map((name, at) => make('option', { value: at ? name : '', selected: at > 0 && name === chosen[end] }, name));
+    return make('label', {}, say(`route.${end}`), make('select', { name: `stop-${end}`, change }, ...options));
   };
   const focused = document.activeElement instanceof HTMLSelectElement ? document.activeElement.name : '';
   body.replaceChildren(
@@ -61,10 +61,10 @@ function tableOf(lines: RouteWay[]): HTMLElement {
 
 /** Minutes and speed, each with its interval where it has one. */
 function told(travel: Travel): string[] {
-  const range = (interval: [number, number | null] | undefined, written: (number: number) => string) => {
+  const range = (interval: [number | null, number | null] | undefined, written: (number: number) => string) => {
     if (!interval) return '';
-    const [low, high] = interval;
-    return ` (${high === null ? say('route.open', { low: written(low) }) : `${written(low)}–${written(high)}`})`;
+    const [low, high] = interval.map((end) => end !== null && written(end));
+    return ` (${high ? `${low}–${high}` : say('route.open', { low: String(low) })})`;
   };
   const minutes = (number: number) => decimals(number, number < 10 ? 1 : 0);
   const speed = (number: number) => decimals(inUnit(number), 0);

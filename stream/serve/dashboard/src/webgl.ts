@@ -2,7 +2,7 @@
 
 import { MercatorCoordinate, type CustomLayerInterface, type CustomRenderMethodInput, type Map as MapLibre } from 'maplibre-gl';
 import type { MapColours } from './palette';
-import { TILE, WORLD, unitsOf } from './world';
+import { TILE, WORLD, unitsOf } from './mesh';
 
 type Matrix = ArrayLike<number>;
 
@@ -22,7 +22,8 @@ function linked(gl: WebGL2RenderingContext, vertex: string, fragment: string, at
   return program;
 }
 
-export type Uniforms<Name extends string> = Record<Name, WebGLUniformLocation | null>;
+/** Where a program has its uniform of that name, without the "u_" with which all begin. */
+export type Uniforms = (name: string) => WebGLUniformLocation | null;
 
 /** Red, green and blue up to 255 of "#rrggbb". */
 export function bytesOf(colour: string): [number, number, number] {
@@ -43,13 +44,9 @@ const drawnAt = (matrix: Matrix, x: number, y: number) =>
 /** Pieces in a row of the picture of their looks. */
 export const ROW = 1024;
 
-/** Uniforms of every layer of pieces: the place and size of the map, and the picture of looks. */
-type Common = 'matrix' | 'origin' | 'centre' | 'pixels' | 'ratio' | 'looks';
-
 /** What the graphics processor holds of a layer: its vertices' places, the second attribute of each, and its triangles. */
-interface Held<Name extends string> {
+interface Held {
   program: WebGLProgram;
-  uniforms: Uniforms<Name>;
   vertices: WebGLVertexArrayObject;
   buffers: [places: WebGLBuffer, second: WebGLBuffer, triangles: WebGLBuffer];
   looks: WebGLTexture;
@@ -62,11 +59,11 @@ export interface Vertices {
 }
 
 /** A layer of pieces that is drawn at once: of each vertex three integers and some numbers, and a picture with one pixel a piece. */
-export abstract class PieceLayer<Name extends string> implements CustomLayerInterface {
+export abstract class PieceLayer implements CustomLayerInterface {
   readonly type = 'custom';
   isShown = true;
   private map: MapLibre | null = null;
-  private held: Held<Name | Common> | null = null;
+  private held: Held | null = null;
   protected pixels = new Uint8Array();
   /** What the graphics processor holds is not what is wanted. */
   protected isOldMesh = true;
@@ -76,7 +73,7 @@ export abstract class PieceLayer<Name extends string> implements CustomLayerInte
   constructor(
     readonly id: string,
     protected readonly colours: () => MapColours,
-    private readonly shaders: { vertex: string; fragment: string; attribute: [name: string, size: number]; uniforms: readonly Name[] },
+    private readonly shaders: { vertex: string; fragment: string; attribute: [name: string, size: number] },
   ) {}
 
   /** How many pieces there are to draw, and all their triangles. */
@@ -84,13 +81,13 @@ export abstract class PieceLayer<Name extends string> implements CustomLayerInte
   protected abstract vertices(): Vertices;
 
   /** Set the uniforms of its own, and draw the triangles. `middle`: pixels from the world's corner to the middle, east and south. */
-  protected abstract paint(gl: WebGL2RenderingContext, uniforms: Uniforms<Name>, zoom: number, middle: number): void;
+  protected abstract paint(gl: WebGL2RenderingContext, uniforms: Uniforms, zoom: number, middle: number): void;
 
   onAdd(map: MapLibre, gl: WebGL2RenderingContext): void {
     this.map = map;
     const [name, size] = this.shaders.attribute;
     const program = linked(gl, this.shaders.vertex, this.shaders.fragment, ['a_place', name]);
-    const buffers = [gl.createBuffer(), gl.createBuffer(), gl.createBuffer()] as Held<Name>['buffers'];
+    const buffers = [gl.createBuffer(), gl.createBuffer(), gl.createBuffer()] as Held['buffers'];
     const vertices = gl.createVertexArray();
     gl.bindVertexArray(vertices);
     gl.bindBuffer(gl.ARRAY_BUFFER, buffers[0]);
@@ -101,10 +98,7 @@ export abstract class PieceLayer<Name extends string> implements CustomLayerInte
     gl.vertexAttribPointer(1, size, gl.FLOAT, false, 0, 0);
     gl.bindBuffer(gl.ELEMENT_ARRAY_BUFFER, buffers[2]);
     gl.bindVertexArray(null);
-    const names = [...this.shaders.uniforms, 'matrix', 'origin', 'centre', 'pixels', 'ratio', 'looks'];
-    // Uniforms begin with "u_".
-    const uniforms = Object.fromEntries(names.map((one) => [one, gl.getUniformLocation(program, `u_${one}`)])) as Uniforms<Name | Common>;
-    this.held = { program, uniforms, vertices, buffers, looks: gl.createTexture() };
+    this.held = { program, vertices, buffers, looks: gl.createTexture() };
     [this.isOldMesh, this.isOldPicture] = [true, true];
   }
 
@@ -127,18 +121,18 @@ export abstract class PieceLayer<Name extends string> implements CustomLayerInte
     if (this.isOldPicture) this.sendPicture(gl);
     const { x, y } = MercatorCoordinate.fromLngLat(map.getCenter());
     const pixels = TILE * 2 ** map.getZoom();
-    const uniforms: Uniforms<Common> = held.uniforms;
-    gl.uniformMatrix4fv(uniforms.matrix, false, mainMatrix as Float32Array);
-    gl.uniform4f(uniforms.origin, ...drawnAt(mainMatrix, x, y));
-    gl.uniform2ui(uniforms.centre, unitsOf(x), Math.floor(y * WORLD));
-    gl.uniform1f(uniforms.pixels, pixels);
-    gl.uniform1f(uniforms.ratio, map.getPixelRatio());
-    gl.uniform1i(uniforms.looks, 0);
-    this.paint(gl, held.uniforms, map.getZoom(), (x + y) * pixels);
+    const uniforms: Uniforms = (name) => gl.getUniformLocation(held.program, `u_${name}`);
+    gl.uniformMatrix4fv(uniforms('matrix'), false, mainMatrix as Float32Array);
+    gl.uniform4f(uniforms('origin'), ...drawnAt(mainMatrix, x, y));
+    gl.uniform2ui(uniforms('centre'), unitsOf(x), Math.floor(y * WORLD));
+    gl.uniform1f(uniforms('pixels'), pixels);
+    gl.uniform1f(uniforms('ratio'), map.getPixelRatio());
+    gl.uniform1i(uniforms('looks'), 0);
+    this.paint(gl, uniforms, map.getZoom(), (x + y) * pixels);
     gl.bindVertexArray(null);
   }
 
-  private sendMesh(gl: WebGL2RenderingContext, { buffers }: Held<Name>, { places, second, triangles }: Vertices): void {
+  private sendMesh(gl: WebGL2RenderingContext, { buffers }: Held, { places, second, triangles }: Vertices): void {
     [places, second].forEach((numbers, at) => {
       gl.bindBuffer(gl.ARRAY_BUFFER, buffers[at]!);
       gl.bufferData(gl.ARRAY_BUFFER, numbers, gl.STATIC_DRAW);

@@ -7,8 +7,7 @@ import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parse
 import { boundsOf, cellAt, centre, cornersOf, shapeOf } from '../src/hexagons';
 import { land } from '../src/land';
 import { piecesOf, placesIn } from '../src/lines';
-import { meshOf, type Mesh } from '../src/mesh';
-import { WORLD, east, south } from '../src/world';
+import { WORLD, east, meshOf, south, type Mesh } from '../src/mesh';
 import { Names } from '../src/names';
 import { WITHIN_NOISE, viridis, type MapColours } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
@@ -72,7 +71,7 @@ test('a percentile that is modelled alone is shown without an interval, whatever
   view.kind = 'raw';
   view.setWindow({ hexagons: [alone], window: WINDOW, marker: { statistics: ['mean', 'variance'], clipping: { lower: 0, upper: 65, unit: 'km/h' } } } as unknown as WindowCells);
   assert.deepEqual(view.statistics(), ['mean', 'p50', 'spread']);
-  assert.deepEqual([view.statistic, view.shownKind, view.typified, view.scheme], ['p50', 'estimate', false, 'now']);
+  assert.deepEqual([view.statistic, view.shownKind, view.offers('typical'), view.scheme], ['p50', 'estimate', false, 'now']);
   assert.equal(view.read(alone).now!.value, 21.4);
   assert.equal(view.read(alone).verdict, null);
 });
@@ -251,41 +250,35 @@ test('an address shows the same place again, and nothing hostile comes out of on
 });
 
 const channels = (colour: string) => [1, 3, 5].map((at) => Number.parseInt(colour.slice(at, at + 2), 16) / 255);
-const luminance = (rgb: number[]) => {
-  const [red, green, blue] = rgb.map((value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * red! + 0.7152 * green! + 0.0722 * blue!;
-};
 
-test('every class of speed is visible on the land of both themes, and a faster class is lighter', () => {
-  const land = channels(MAP_COLOURS.dark.land);
-  const drawn = viridis(10, 'dark').map((colour) => luminance(channels(colour).map((value, at) => 0.92 * value + 0.08 * land[at]!)));
-  for (const light of drawn) assert.ok((light + 0.05) / (luminance(land) + 0.05) >= 3);
+/** Luminance of a colour of full strength on a ground (WCAG 2.2). */
+function luminance(colour: string, ground = colour): number {
+  const below = channels(ground);
+  const mixed = channels(colour).map((value, at) => opacity(1) * value + (1 - opacity(1)) * below[at]!);
+  const [red, green, blue] = mixed.map((value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red! + 0.7152 * green! + 0.0722 * blue!;
+}
+const contrast = (one: number, other: number) => (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+
+test('every class of speed, and the outline of a sure value, has a contrast of 3 with the land (WCAG 1.4.11), and a faster class is lighter', () => {
+  for (const { edge, land } of Object.values(MAP_COLOURS)) assert.ok(contrast(luminance(edge, land), luminance(land)) >= 3);
+  for (const colour of viridis(10, 'dark')) assert.ok(contrast(luminance(colour, MAP_COLOURS.dark.land), luminance(MAP_COLOURS.dark.land)) >= 3);
   for (const theme of ['light', 'dark'] as const) {
-    const lights = viridis(10, theme).map((colour) => luminance(channels(colour)));
+    const lights = viridis(10, theme).map((colour) => luminance(colour));
     assert.deepEqual(lights, lights.toSorted((a, b) => a - b));
   }
 });
 
-test('the outline of a cell with a sure value has a contrast of 3 with the land of both themes (WCAG 1.4.11)', () => {
-  for (const { edge, land } of Object.values(MAP_COLOURS)) {
-    const below = channels(land);
-    const drawn = channels(edge).map((value, at) => opacity(1) * value + (1 - opacity(1)) * below[at]!);
-    const [low, high] = [luminance(drawn), luminance(below)].toSorted((one, other) => one - other);
-    assert.ok((high! + 0.05) / (low! + 0.05) >= 3);
-  }
-});
-
 test('where noise explains a difference, the cell is not what stands out most, and in the dark the names on it can be read', () => {
-  const contrast = (one: number, other: number) => (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
   for (const theme of ['light', 'dark'] as const) {
-    const land = channels(MAP_COLOURS[theme].land);
-    const drawn = (colour: string) => luminance(channels(colour).map((value, at) => opacity(1) * value + (1 - opacity(1)) * land[at]!));
-    const [grey, ...coloured] = [WITHIN_NOISE[theme], '#d7191c', '#2c7bb6'].map((colour) => contrast(drawn(colour), luminance(land)));
+    const { land } = MAP_COLOURS[theme];
+    const [grey, ...coloured] = [WITHIN_NOISE[theme], '#d7191c', '#2c7bb6'].map((colour) => contrast(luminance(colour, land), luminance(land)));
     assert.ok(coloured.every((clear) => clear >= 2.5 && clear >= 0.85 * grey!), `${theme} ${grey} ${coloured}`);
   }
-  const grey = luminance(channels(WITHIN_NOISE.dark).map((value, at) => opacity(1) * value + (1 - opacity(1)) * channels(MAP_COLOURS.dark.land)[at]!));
-  for (const colour of [MAP_COLOURS.dark.name, MAP_COLOURS.dark.waterName]) assert.ok(contrast(luminance(channels(colour)), grey) >= 3);
-  assert.ok(contrast(grey, luminance(channels(MAP_COLOURS.dark.land))) >= 2.5);
+  const { land, name, waterName } = MAP_COLOURS.dark;
+  const grey = luminance(WITHIN_NOISE.dark, land);
+  for (const colour of [name, waterName]) assert.ok(contrast(luminance(colour), grey) >= 3);
+  assert.ok(contrast(grey, luminance(land)) >= 2.5);
 });
 
 test('times are said in the feed’s zone, or in UTC where no such zone is known', () => {
