@@ -1,4 +1,4 @@
-# demo  Kafka, Valkey, a worker and a feed on this machine    make demo [SECONDS=120] [FLEET=300: buses] [FEED=path.csv.gz FORMAT=capmetro] [KAFKA=1: or else fail]
+# demo  Kafka, Valkey, a worker and a feed on this machine    make demo [SECONDS=120] [FLEET=300: buses] [KAFKA=1: or else fail]
 # test  everything the tests need, then the tests, against real servers
 # test-all  also those that take long, and every test of Redis on two servers; nightly on the hosting platform
 # docs  this project's pages as a site, in site/
@@ -96,7 +96,7 @@ lint: $(READY)
 
 demo: system-demo $(DEMO) $(if $(KAFKA),jars)
 	@.ci/step "the demo begins"
-	@$(BIN)/hexveil demo $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FLEET),--fleet $(FLEET)) $(if $(FEED),--feed '$(FEED)') $(if $(FORMAT),--format $(FORMAT)) $(if $(KAFKA),--kafka)
+	@$(BIN)/hexveil demo $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FLEET),--fleet $(FLEET)) $(if $(KAFKA),--kafka)
 
 # requirements.lock: what runs a service or a demo. requirements-dev.lock: the same versions, and all else.
 COMPILE = $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11.2 --fork-strategy fewest \

@@ -13,7 +13,7 @@ where it moves. From standing to moving that is a change of |s| + Δ <= 2Δ, fro
 2Δ. Γ samples: the triangle inequality. Noise of scale b on two integers that move by (d, e) costs (|d| + |e|)/b,
 Gaussian noise (d² + e²)/(2σ²), and cells' noises are independent, so costs add up. So the number costs nothing beside
 the sum; alone, S would need the same noise. Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped
-path in ``tests/audit/test_values_audit.py`` and ``tests/audit/test_values_zcdp_audit.py``.
+path in ``tests/audit/test_values_audit.py``.
 
 Neighbours differ in the values of one user; Γ and the scales are functions of public counts, and v is a constant. Which
 of their reports move is protected, as values are. Source: mechanism S7 for a pair of numbers.

@@ -133,7 +133,7 @@ def replay_offline(
     span: Window | None = None,
     state: Path | None = None,
     accepted: Accepted = Accepted(),  # noqa: B008 - immutable
-    on_progress: Progress = lambda done, size: None,
+    on_progress: Progress = lambda events: None,
     blocks: Iterable[Messages] | None = None,
 ) -> OfflineSummary:
     """Release every window of a recording to ``out``. ``blocks``: its canonical events, if ``path`` is not to be read

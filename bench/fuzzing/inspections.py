@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -72,5 +73,5 @@ def _check(body: bytes) -> None:
             report = inspect(observe_file(path, _LIMIT), path, limit=_LIMIT)
         except (InspectionError, RecordingError):
             return
-    json.dumps(report.measures.as_dict(), allow_nan=False)
+    json.dumps(asdict(report.measures), allow_nan=False)
     assert all(isinstance(text, str) for text in report.problems)

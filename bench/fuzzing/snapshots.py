@@ -1,4 +1,4 @@
-"""GTFS-realtime snapshots in protobuf, JSON and text form."""
+"""GTFS-realtime snapshots in protobuf and JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import random
 from typing import Any
 
-from google.protobuf import json_format, text_format
+from google.protobuf import json_format
 from google.transit import gtfs_realtime_pb2
 
 from bench.fuzzing.hunting import Hunt, Target
@@ -81,7 +81,6 @@ def bomb(rng: random.Random) -> bytes:
             lambda room: (
                 b'{"entity":[{"id":"1","tripUpdate":{"stopTimeUpdate":[' + b"{}," * (room // 3 - 24) + b"{}]}}]}"
             ),
-            lambda room: b'header{gtfs_realtime_version:"2.0"}' + b"entity{}" * (room // 8 - 8),
         )
     )(LARGEST_SNAPSHOT)
     return gzip.compress(body, 1)
@@ -96,16 +95,14 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def stored_snapshot(rng: random.Random, mutator: Mutator, number: int) -> bytes:
-    """A snapshot of so many times 15 s in one of the three forms, most of them mutated, some gzipped."""
+    """A snapshot of so many times 15 s in one of the two forms, most of them mutated, some gzipped."""
     message = _message(rng, number)
     form = rng.random()
     if form < 0.5:
         data: bytes = message.SerializeToString()
         data = mutator.octets(data) if rng.random() < 0.7 else data
-    elif form < 0.85:
-        data = mutator.json(json_format.MessageToDict(message))
     else:
-        data = mutator.octets(text_format.MessageToString(message).encode())
+        data = mutator.json(json_format.MessageToDict(message))
     if rng.random() < 0.1:
         packed = gzip.compress(data, 1)
         data = mutator.octets(packed) if rng.random() < 0.5 else packed

@@ -11,7 +11,7 @@ import numpy as np
 from bench.fuzzing.hunting import FolderTarget, Hunt
 from bench.fuzzing.mutation import NUMBERS, TEXTS, Mutator
 from stream.config.section import BoundingBox
-from stream.sources.places import as_area, as_features, as_table, places
+from stream.sources.places import as_area, as_table, places
 from stream.sources.schedule import ScheduleError, read_schedule
 from stream.sources.scheduled_speed import scheduled_speeds
 from stream.sources.timetable import read_timetable
@@ -70,7 +70,7 @@ class Timetables(FolderTarget):
         path.write_bytes(body)
         try:
             chart = places(read_schedule(path), _DOMAIN, _RESOLUTION)
-            as_features(chart), as_area(chart)
+            as_area(chart)
             with np.errstate(invalid="raise"):
                 table = scheduled_speeds(read_timetable(path), _DOMAIN, _RESOLUTION).table()
             as_table(chart, table)

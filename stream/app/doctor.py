@@ -6,7 +6,7 @@ Checks of Kafka: that it answers, and that its topics keep what the service need
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -42,10 +42,6 @@ class Finding:
     found: str
     remedy: str = ""
     unreachable: bool = False
-
-    def as_dict(self) -> dict[str, object]:
-        """The finding as ``--json`` prints it."""
-        return asdict(self)
 
 
 _MARGIN = f"{CLOCK_MARGIN_US / 1e6:.0f} s"

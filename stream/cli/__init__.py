@@ -18,25 +18,35 @@ import typer
 from typer.core import TyperGroup
 
 from dpcore import __version__
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, stop
+from stream.cli.options import FAILED, UNREACHABLE, USAGE, stop, stop_service
 from stream.logs import configure_logs, log_clients
 
 SUBJECTS = (
     "init", "check", "doctor", "worker", "serve", "replay", "simulate", "gtfs-rt", "siri-vm", "hfp", "gtfs", "push",
     "inspect", "evaluate", "tune", "query", "verify", "topics", "ledger", "key", "schema", "demo",
 )  # fmt: skip
-_ELSEWHERE = {"gtfs-rt": ("snapshots", "gtfs_rt"), "siri-vm": ("snapshots", "siri_vm")}
+_ELSEWHERE = {
+    "gtfs-rt": ("positions", "gtfs_rt"), "siri-vm": ("positions", "siri_vm"), "hfp": ("positions", "hfp"),
+    "schema": ("topics", "schemas"),
+}  # fmt: skip
 """Module and name of the commands that are not ``command`` in a module of their own name."""
 
 
-_CODES = (
-    dict.fromkeys(
-        ("ConfigError", "InspectionError", "LineError", "ParameterError", "RecordingError", "ReleaseFileError",
-         "ScheduleError", "SigningKeyError", "SpanError", "TooLateError", "UserKeyError"), USAGE
-    )
-    | dict.fromkeys(("EmbeddedError", "LedgerError", "LocalServerError", "PlanError", "StateError"), FAILED)
-    | dict.fromkeys(("DeliveryError", "FetchError", "TopicUnreachableError"), UNREACHABLE)
-)  # fmt: skip
+_SERVICES = ("worker", "serve")
+"""Commands whose stderr is a log."""
+
+_CODES = dict.fromkeys(
+    (
+        "BasemapError", "ConfigError", "InspectionError", "LineError", "ParameterError", "RecordingError",
+        "ReleaseFileError", "ReleaseSourceError", "ScheduleError", "SigningKeyError", "SpanError", "TooLateError",
+        "UserKeyError",
+    ), USAGE,
+) | dict.fromkeys(
+    (
+        "EmbeddedError", "LedgerError", "LocalServerError", "PlanError", "ServerVersionError", "StateError",
+        "TopicMissingError",
+    ), FAILED,
+) | dict.fromkeys(("DeliveryError", "FetchError", "TopicUnreachableError"), UNREACHABLE)  # fmt: skip
 """The exit code of each error, by its name: to import them takes a second, and most commands know few of them."""
 
 
@@ -61,7 +71,8 @@ class Commands(TyperGroup):
         except Exception as error:
             for kind in type(error).__mro__:
                 if kind.__name__ in _CODES:
-                    stop(error, _CODES[kind.__name__])
+                    say = stop_service if ctx.invoked_subcommand in _SERVICES else stop
+                    say(error, _CODES[kind.__name__])
             raise
 
 

@@ -56,11 +56,9 @@ from stream.messages.message import OUTPUT_TOPICS, Message
 from stream.messages.topics import create_topics
 from stream.servers.connection import kafka_options
 from stream.sources.delivery import Pacer, Progress
-from stream.sources.lines import RecordingError
 from stream.sources.live_city import ATTRIBUTION, LiveCity, Truth, invented_schedule, streets
 from stream.sources.messages import Messages
 from stream.sources.places import as_area, as_table, places
-from stream.sources.recording import Replay
 from stream.sources.simulate import Simulation, simulate
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
@@ -76,17 +74,14 @@ _FOLLOW_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Feeding:
-    """The source of the demo: a recording with its format, or a simulated fleet of so many ``vehicles``; with
-    ``truth``, a live city, which notes there what it knows."""
+    """The source of the demo: a simulated fleet of so many ``vehicles``; with ``truth``, a live city, which notes there
+    what it knows."""
 
     vehicles: int = 300
     truth: Path | None = None
-    recording: tuple[Path, str] | None = None
 
     def command(self, config: Config) -> list[str]:
         """Command line of the source."""
-        if self.recording is not None:
-            return ["replay", str(self.recording[0]), "--format", self.recording[1], "--json"]
         if self.truth is not None:
             source = ["--city", "--truth", str(self.truth)]
         else:
@@ -98,19 +93,8 @@ class Feeding:
         """The simulated fleet."""
         return Simulation(feed, self.vehicles, int(_morning(feed.timezone).timestamp()) * 1_000_000)
 
-    def blocks(self, config: Config) -> tuple[Iterable[Messages], Pacer, int | None]:
-        """The same source in this process: its messages, their pace, and when a simulated one begins (µs UTC).
-
-        Raises :class:`RecordingError`.
-        """
-        if self.recording is not None:
-            if config.relation == NeighbouringRelation.PARTICIPATION:
-                raise RecordingError(
-                    "under relation 'participation' it must not depend on the recording which windows are released; "
-                    f"name its time: hexveil replay {self.recording[0]} --offline --from 2017-03-21 --until 2017-03-22 "
-                    "--out releases.ndjson"
-                )
-            return Replay(*self.recording, config.feed), Pacer(None), None
+    def blocks(self, config: Config) -> tuple[Iterable[Messages], Pacer, int]:
+        """The same source in this process: its messages, their pace, and when it begins (µs UTC)."""
         if self.truth is not None:
             city = LiveCity(config, self.vehicles, present_us())
             return city.messages(Truth(city, self.truth)), Pacer(1.0, live=True), city.start_us
@@ -144,7 +128,7 @@ class Setup:
             HEXVEIL_REDIS__URL=redis.url,
             HEXVEIL_OPERATOR__PORT=str(free_port()),
             HEXVEIL_PUBLIC__PORT=str(free_port()),
-            HEXVEIL_FEED__FORMAT="canonical" if self.feeding.recording is None else self.feeding.recording[1],
+            HEXVEIL_FEED__FORMAT="canonical",
             HEXVEIL_WINDOW__IDLE_TIMEOUT=_IDLE_TIMEOUT,
             HEXVEIL_PRIVACY__USER_KEY_FILE=str(self.scratch / "user.key"),
             **further,
@@ -153,9 +137,8 @@ class Setup:
             os.environ.update(CITY)
         if self.relation == NeighbouringRelation.VALUES:
             os.environ["HEXVEIL_WINDOW__LATENESS"] = "event-time"  # the events may be in the past
-        if self.feeding.recording is None:
-            os.environ["HEXVEIL_PUBLIC__PLACES"] = str(self.scratch / _PLACES)
-            os.environ.update(self._write_city(load_to_release(self.chosen)))
+        os.environ["HEXVEIL_PUBLIC__PLACES"] = str(self.scratch / _PLACES)
+        os.environ.update(self._write_city(load_to_release(self.chosen)))
         return load_to_release(self.chosen)
 
     def _write_city(self, settings: Config) -> dict[str, str]:
@@ -306,26 +289,21 @@ _PATIENCE_S = 300.0
 def command(
     config: ConfigFile = None,
     seconds: Annotated[float | None, typer.Option(min=1, help="Stop after so long, once a window is released.")] = None,
-    feed: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="Recording to replay. Default: a live city under 'participation', buses under 'values'.",
-        ),
-    ] = None,
     fleet: Annotated[
         int | None,
-        typer.Option(min=1, help="Simulate so many buses, by default with what 'hexveil init --vehicles' writes."),
+        typer.Option(
+            min=1,
+            help="Simulate so many buses, by default with what 'hexveil init --vehicles' writes. Default: a live city "
+            "under 'participation', buses under 'values'.",
+        ),
     ] = None,
-    file_format: Annotated[str | None, typer.Option("--format", help="Format of --feed.")] = None,
     kafka: Annotated[
         bool | None,
         typer.Option("--kafka/--no-kafka", help="Run with or without Kafka. Default: with Kafka if it can run."),
     ] = None,
 ) -> None:
     """Run the whole service on this machine and watch releases arrive, until Ctrl-C or --seconds."""
-    is_ours, interrupts = feed is None and fleet is None, Interrupts()
+    is_ours, interrupts = fleet is None, Interrupts()
     try:
         with tempfile.TemporaryDirectory(prefix="hexveil-demo-") as folder:
             scratch = Path(folder)
@@ -336,9 +314,7 @@ def command(
             chosen = choose_config(config, NeighbouringRelation.PARTICIPATION if is_ours else None)
             settings = load_to_release(chosen)
             named = ["--config", str(chosen.file if config is None else config)] if is_ours or config else []
-            if feed is not None:
-                feeding = Feeding(recording=(feed, file_format or settings.feed.format))
-            elif is_ours and settings.relation == NeighbouringRelation.PARTICIPATION:
+            if is_ours and settings.relation == NeighbouringRelation.PARTICIPATION:
                 feeding = Feeding(VEHICLES, scratch / "truth.ndjson")
             else:
                 feeding = Feeding(fleet or Feeding.vehicles)

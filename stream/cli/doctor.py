@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 
 import typer
 
@@ -16,7 +17,7 @@ def command(config: ConfigFile = None, as_json: AsJson = False) -> None:
 
     findings = asyncio.run(examine(load_to_release(choose_config(config))))
     if as_json:
-        typer.echo(json.dumps([finding.as_dict() for finding in findings]))
+        typer.echo(json.dumps([asdict(finding) for finding in findings]))
     else:
         for finding in findings:
             mark = "ok  " if finding.ok else "FAIL"

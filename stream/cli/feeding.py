@@ -77,7 +77,6 @@ def feed_kafka(
     blocks: Iterable[Messages],
     pacer: Pacer,
     *,
-    share_read: Callable[[], float] | None,
     as_json: bool,
     reading: Callable[[], dict[str, object]] = dict,
 ) -> None:
@@ -91,7 +90,7 @@ def feed_kafka(
     progress, failure, interrupted = Progress(), None, False
     began = time.monotonic()
     try:
-        interrupted = asyncio.run(_deliver(config, _in_time(config, blocks), pacer, progress, share_read))
+        interrupted = asyncio.run(_deliver(config, _in_time(config, blocks), pacer, progress))
     except RecordingError as error:
         failure = error
     seconds = time.monotonic() - began
@@ -120,20 +119,17 @@ def feed_kafka(
         stop(failure, FAILED)
 
 
-async def _deliver(
-    config: Config, blocks: Iterable[Messages], pacer: Pacer, progress: Progress, share_read: Callable[[], float] | None
-) -> bool:
+async def _deliver(config: Config, blocks: Iterable[Messages], pacer: Pacer, progress: Progress) -> bool:
     from stream.sources.delivery import KafkaSender, deliver
 
     stopping, began = stopped_by_signals(), time.monotonic()
     with progress_bars() as bars:
-        task = bars.add_task("sending", total=None if share_read is None else 1.0)
+        task = bars.add_task("sending", total=None)
 
         def report() -> None:
             rate = progress.sent / max(time.monotonic() - began, 1e-3)
             until = iso(progress.last_due) if progress.sent else ""
-            done = 0.0 if share_read is None else share_read()
-            bars.update(task, completed=done, description=f"{progress.sent:,} events  {rate:,.0f}/s  {until}")
+            bars.update(task, description=f"{progress.sent:,} events  {rate:,.0f}/s  {until}")
 
         async with KafkaSender(config.kafka, config.feed.topic) as sender:
             await deliver(blocks, sender, pacer, progress, stopped=stopping.is_set, report=report)
@@ -274,19 +270,17 @@ def live_speed_note(settings: Config, speeds: SpeedSource) -> str | None:
     return mismatch if note is None else f"{note} {mismatch}"
 
 
-def check_release_file(out: Path | None) -> None:
-    """Raises :class:`typer.BadParameter` for a file to which no live feed can be released."""
-    if out is None or out.suffix != ".ndjson":
-        raise typer.BadParameter("with --offline and an address, name a file like releases.ndjson", param_hint="--out")
-
-
 def run_live(config: Config, feed: Feed, source: str, out: Path | None, *, offline: bool, force: bool) -> None:
     """Send a live feed to Kafka, or to the file ``out`` (``-``: stdout), until Ctrl-C; ``offline``: release it into
-    that file, which :func:`check_release_file` has seen. ``source``: its name in errors.
+    that file. ``source``: its name in errors. Raises :class:`typer.BadParameter` for a file of another kind.
     """
     from stream.sources.polling import FileSink, KafkaSink
 
-    if offline and out is not None:
+    if offline:
+        if out is None or out.suffix != ".ndjson":
+            raise typer.BadParameter(
+                "with --offline and an address, name a file like releases.ndjson", param_hint="--out"
+            )
         _release(config, feed, source, out, force=force)
     elif out is not None:
         try:

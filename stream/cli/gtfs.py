@@ -16,7 +16,7 @@ from stream.cli.feeding import refusals
 from stream.cli.options import ConfigFile, Force, choose_config, require_new, stop, write_text
 from stream.config import Config, load_config
 from stream.config.public_cells import MAX_CELLS
-from stream.sources.places import Places, as_area, as_features, as_table, places
+from stream.sources.places import Places, as_area, as_table, places
 from stream.sources.schedule import Mode, Schedule, ScheduleError, read_schedule
 from stream.sources.scheduled_speed import scheduled_speeds
 from stream.sources.timetable import Timetable, read_timetable
@@ -28,9 +28,7 @@ def command(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="File for the places: .json (one object) or .geojson (outlines of the cells). Default: stdout."
-        ),
+        typer.Option(help="File for the places (.json). Default: stdout."),
     ] = None,
     area: Annotated[
         Path | None,
@@ -68,11 +66,8 @@ def command(
         stop(
             f"{file}: no route crosses feed.domain, so there is no public list; correct the domain, or leave out --area"
         )
-    features = out is not None and out.suffix == ".geojson"
-    speeds, scheduled = _NONE, None
-    if not features:
-        speeds, scheduled = _scheduled(file, settings, level, schedule.routes if mode else None)
-    _write(out, as_features(chart) if features else as_table(chart, scheduled))
+    speeds, scheduled = _scheduled(file, settings, level, schedule.routes if mode else None)
+    _write(out, as_table(chart, scheduled))
     if area is not None:
         _write(area, as_area(chart))
     _tell(settings, schedule, chart, as_json, speeds)
@@ -83,7 +78,7 @@ def command(
 
 
 _NONE: dict[str, Any] = {"cells": 0, "trips": 0, "straight": 0, "refused": {}, "missing": None}
-"""What is told of scheduled speeds that were not wanted."""
+"""What is told of scheduled speeds where there are none."""
 
 
 def _listed(schedule: Schedule) -> str:
@@ -122,16 +117,13 @@ def _check_zones(timetable: Timetable, zone: str) -> None:
 
 
 def _check_options(out: Path | None, area: Path | None, *, force: bool, as_json: bool) -> None:
-    if out is not None and out.suffix not in (".json", ".geojson"):
-        raise typer.BadParameter(f"{out} ends neither in .json nor in .geojson", param_hint="--out")
-    if area is not None and area.suffix != ".geojson":
-        raise typer.BadParameter(f"{area} does not end in .geojson", param_hint="--area")
+    for option, path, suffix in (("--out", out, ".json"), ("--area", area, ".geojson")):
+        if path is not None and path.suffix != suffix:
+            raise typer.BadParameter(f"{path} does not end in {suffix}", param_hint=option)
     if as_json and out is None:
         raise typer.BadParameter(
             "the places go to stdout without --out, where the summary would be", param_hint="--json"
         )
-    if out is not None and area is not None and out.resolve() == area.resolve():
-        raise typer.BadParameter(f"{area} is the file of --out, too; name another", param_hint="--area")
     for path in (out, area):
         if path is not None:
             require_new(path, force=force)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import shlex
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,8 +21,6 @@ from stream.cli.options import AsJson, ConfigFile, Force, choose_config, require
 if TYPE_CHECKING:
     from stream.config import Config
     from stream.diagnosis.inspection import Inspection, Suggestion
-    from stream.diagnosis.measures import Measures
-    from stream.diagnosis.reading import Observations
 
 
 NOT_PRIVATE = (
@@ -46,7 +43,6 @@ def command(
             help="Relation of --write. values: scheduled transport; participation: private cars, taxis, riders."
         ),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Folder for a map and histograms; needs matplotlib.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Look at so many fixes at most.")] = 1_000_000,
     force: Force = False,
     config: ConfigFile = None,
@@ -65,17 +61,17 @@ def command(
     given = None if config is None else load_config(choose_config(config))
     source = sources[0] if len(sources) == 1 else str(together(list(map(Path, sources))))
     report = _inspected(source, limit, given, config)
-    _report(report, sources, config, plot, as_json)
+    _report(report, sources, config, as_json)
     if write is not None and relation is not None:
         _write(write, relation, report.suggestions)
 
 
-def _report(report: Inspection, sources: list[str], config: Path | None, plot: Path | None, as_json: bool) -> None:
+def _report(report: Inspection, sources: list[str], config: Path | None, as_json: bool) -> None:
     typer.echo(NOT_PRIVATE, err=True)
     if as_json:
         facts = {
             "kind": report.seen.kind,
-            **report.measures.as_dict(),
+            **asdict(report.measures),
             "usable": report.usable,
             "refused": dict(report.refused),
         }
@@ -83,22 +79,13 @@ def _report(report: Inspection, sources: list[str], config: Path | None, plot: P
         typer.echo(json.dumps(facts | {"problems": report.problems, "suggestions": suggested}, allow_nan=False))
     else:
         _print(report, sources, config)
-    if plot is not None:
-        try:
-            plot.mkdir(parents=True, exist_ok=True)
-            _plot_feed(report.seen, report.measures, plot / "inspection.png")
-        except ImportError:
-            stop("--plot needs matplotlib: pip install 'hexveil[plot]'")
-        except OSError as error:
-            stop(f"{plot}: {error.strerror or error}; name a folder that you may write to")
-        typer.echo(f"{plot / 'inspection.png'} drawn; it is not private", err=True)
 
 
 def _inspected(source: str, limit: int, given: Config | None, config: Path | None) -> Inspection:
     from stream.diagnosis.inspection import inspect
     from stream.diagnosis.observing import observe_file
     from stream.diagnosis.reading import InspectionError
-    from stream.sources.lines import RecordingError
+    from stream.sources.lines import RecordingError, StandardInput
 
     path = Path(source)
     is_address = source.lower().startswith(("http://", "https://"))
@@ -108,7 +95,8 @@ def _inspected(source: str, limit: int, given: Config | None, config: Path | Non
             if is_address:
                 copy.write_bytes(asyncio.run(_fetched(source)))
             else:
-                _copy_standard_input(copy)
+                with StandardInput().spool() as spooled, copy.open("wb") as file:
+                    shutil.copyfileobj(spooled, file)
             try:
                 return inspect(observe_file(copy, limit, given), copy, given, limit)
             except (InspectionError, RecordingError) as error:
@@ -118,21 +106,6 @@ def _inspected(source: str, limit: int, given: Config | None, config: Path | Non
     if "/" in source or path.suffix in (".csv", ".ndjson", ".json", ".parquet", ".pb", ".gz"):
         raise InspectionError(f"{source}: no such file")
     return _of_topic(source, limit, given, config)
-
-
-def _copy_standard_input(copy: Path) -> None:
-    """Copy standard input to a file: of a snapshot one byte more than it may have, so that a larger one is noticed."""
-    from stream.diagnosis.snapshots import form_of
-    from stream.sources.file_kinds import HEAD_BYTES, unpacked
-    from stream.sources.lines import StandardInput
-    from stream.sources.snapshots import LARGEST_SNAPSHOT
-
-    source = StandardInput()
-    if form_of(unpacked(source.peek(HEAD_BYTES))) is not None:
-        copy.write_bytes(source.read_whole(LARGEST_SNAPSHOT + 1))
-        return
-    with source.spool() as spooled, copy.open("wb") as file:
-        shutil.copyfileobj(spooled, file)
 
 
 def _of_topic(topic: str, limit: int, given: Config | None, config: Path | None) -> Inspection:
@@ -216,42 +189,6 @@ def _facts(report: Inspection) -> list[tuple[str, str]]:
         fits = f"; agrees in {', '.join(speeds.fits)}" if speeds.fits else "; agrees in no unit"
         facts.append(("positions", f"{speeds.derived_kmh:.1f} km/h in the mean over {speeds.pairs} steps{fits}"))
     return facts
-
-
-_BINS = 60
-
-
-def _plot_feed(seen: Observations, measures: Measures, path: Path) -> None:
-    """Draw where the fixes are, how far apart in time, how fast. Raises ImportError without matplotlib."""
-    import numpy as np  # slow to import, as matplotlib is
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(15, 5), layout="constrained")
-    places, intervals, speeds = figure.subplots(1, 3)
-    figure.suptitle("NOT PRIVATE: true positions and speeds", color="firebrick", fontweight="bold")
-    if measures.box is not None:
-        south, west, north, east = measures.box
-        counts = places.hist2d(
-            np.where((west > east) & (seen.lng < west), seen.lng + 360, seen.lng),
-            seen.lat,
-            bins=_BINS,
-            range=((west, max(east + 360 * (west > east), west + 1e-3)), (south, max(north, south + 1e-3))),
-            cmin=1,
-        )
-        figure.colorbar(counts[3], ax=places, shrink=0.8, label="fixes")
-        places.locator_params(axis="x", nbins=4)
-        places.set_aspect(1 / max(math.cos(math.radians((south + north) / 2)), 0.05))
-    places.set(title=f"{measures.fixes} fixes of {measures.vehicles} vehicles", xlabel="longitude", ylabel="latitude")
-    order = np.lexsort((seen.time_us, seen.user))
-    gaps = np.diff(seen.time_us[order])[np.diff(seen.user[order]) == 0] / 1e6
-    intervals.hist(np.clip(gaps[gaps > 0], 0, 600), bins=_BINS, color="steelblue")
-    intervals.set(title="time between fixes of a vehicle", xlabel="seconds, 600 and more in the last bar")
-    known = seen.speed[np.isfinite(seen.speed)]
-    if len(known):
-        top = float(np.quantile(known, 0.995)) or 1.0
-        speeds.hist(np.clip(known, 0, top), bins=_BINS, color="steelblue")
-    speeds.set(title="reported speeds", xlabel="in the feed's own unit")
-    figure.savefig(path)
 
 
 def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) -> None:

@@ -74,9 +74,9 @@ def warn_of_true_values() -> None:
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
 
 
-def stop_service(message: str, code: int) -> NoReturn:
+def stop_service(message: object, code: int) -> NoReturn:
     """End a command whose stderr is a log, with ``message`` as its last line."""
-    structlog.get_logger().error("cannot go on", reason=message, exit_code=code)
+    structlog.get_logger().error("cannot go on", reason=str(message), exit_code=code)
     raise typer.Exit(code)
 
 
@@ -122,11 +122,11 @@ def progress_bars() -> Progress:
 
 
 @contextmanager
-def reading_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar that is told what was read, of how much; 0 if that is unknown."""
+def reading_bar() -> Iterator[Callable[[int], None]]:
+    """A bar that is told how many events were read."""
     with progress_bars() as bars:
         task = bars.add_task("reading", total=None)
-        yield lambda done, size: bars.update(task, completed=done, total=size or None)
+        yield lambda events: bars.update(task, description=f"{events:,} events read")
 
 
 Row = TypeVar("Row")
@@ -232,16 +232,13 @@ def load_to_release(chosen: Chosen) -> Config:
 
 
 def read_service_config(named: Path | None, load: Callable[[Chosen], Config]) -> Config:
-    """Load a configuration for a service: errors go to its log, as do messages of the clients."""
-    from stream.config import ConfigError, find_config
+    """Load a configuration for a service, whose log also has the messages of the clients."""
+    from stream.config import find_config
 
     log_clients(True)
-    try:
-        chosen = find_config(named, _wanted_relation(None))
-        structlog.get_logger().info("configuration", file=str(chosen.file), why=chosen.why)
-        return load(chosen)
-    except ConfigError as error:
-        stop_service(str(error), USAGE)
+    chosen = find_config(named, _wanted_relation(None))
+    structlog.get_logger().info("configuration", file=str(chosen.file), why=chosen.why)
+    return load(chosen)
 
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)

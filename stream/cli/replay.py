@@ -60,9 +60,13 @@ def command(
 ) -> None:
     """Send a recording to the feed's Kafka topic, or release it without Kafka (--offline)."""
     file = together(files)
+    if offline and (speed != "max" or order != "time"):
+        raise typer.BadParameter(
+            "--speed and --order are for what is sent to Kafka; --offline releases all of a recording at once, or what "
+            "--from and --until name",
+            param_hint="--offline",
+        )
     _check_options(file, order, offline, out, start, end, state)
-    if offline:
-        _check_offline(speed, order)
     pace, accepted = parse_pace(speed), Accepted(any_speed, users_are_events)
     settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
     file_format = file_format or settings.feed.recorded_format
@@ -85,7 +89,6 @@ def command(
         feed_kafka,
         settings,
         pacer=Pacer(pace),
-        share_read=None if file == STDIN else lambda: source.share_read,
         as_json=as_json,
     )
     if not settings.feed.derives_speeds:
@@ -117,14 +120,3 @@ def _check_options(
         raise typer.BadParameter("--from, --until, --state and --out belong to --offline", param_hint="--offline")
     if file != STDIN and out is not None and out.exists() and file.exists() and out.samefile(file):
         raise typer.BadParameter(f"{out} is the recording itself", param_hint="--out")
-
-
-def _check_offline(speed: str, order: str) -> None:
-    given = {"--speed": speed != "max", "--order": order != "time"}
-    sending = [option for option, is_given in given.items() if is_given]
-    if sending:
-        raise typer.BadParameter(
-            f"{', '.join(sending)}: for what is sent to Kafka; --offline releases all of a recording at once, or what "
-            "--from and --until name, so leave it out",
-            param_hint="--offline",
-        )

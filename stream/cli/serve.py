@@ -11,7 +11,7 @@ import structlog
 import typer
 
 from stream.cli.options import USAGE, ConfigFile, read_service_config, stop_service, stopped_by_signals
-from stream.config import Config, ConfigError, load_config
+from stream.config import Config, load_config
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -42,24 +42,21 @@ def command(
     """Serve releases over HTTP, outside the trust boundary: dashboard, JSON, GeoJSON, event stream and metrics."""
     from stream.serve.api import make_app
     from stream.serve.guards import worth_a_log
-    from stream.serve.reading.files import FileSource, ReleaseSourceError, feed_in
+    from stream.serve.reading.files import FileSource, feed_in
     from stream.serve.reading.intake import TopicSource
-    from stream.serve.static_files import BasemapError, check_basemap
+    from stream.serve.static_files import check_basemap
     from stream.servers.connection import kafka_options
 
     settings = read_service_config(config, load_config)  # the file of the public area may be absent on a public host
     public = settings.public
-    try:
-        basemap = basemap or public.basemap
-        tiles = None if basemap is None else check_basemap(basemap)
-        if releases is None:
-            kafka_options(settings.kafka)
-        else:
-            settings = _of_feed(settings, feed_in(releases))
-        source = TopicSource(settings.kafka) if releases is None else FileSource(releases)
-        served = make_app(settings, tiles, source)
-    except (BasemapError, ConfigError, ReleaseSourceError) as error:
-        stop_service(str(error), USAGE)
+    basemap = basemap or public.basemap
+    tiles = None if basemap is None else check_basemap(basemap)
+    if releases is None:
+        kafka_options(settings.kafka)
+    else:
+        settings = _of_feed(settings, feed_in(releases))
+    source = TopicSource(settings.kafka) if releases is None else FileSource(releases)
+    served = make_app(settings, tiles, source)
     logging.getLogger("aiohttp.server").addFilter(worth_a_log)
     structlog.get_logger().info("serving", url=public.url)
     try:

@@ -1,8 +1,7 @@
-"""``hexveil simulate``: a synthetic bus fleet goes to Kafka, a file or stdout, or is served as GTFS-realtime."""
+"""``hexveil simulate``: a synthetic bus fleet goes to Kafka, a file or stdout."""
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import sys
@@ -15,14 +14,13 @@ from typing import Annotated
 import typer
 
 from stream.cli.feeding import feed_kafka, parse_pace
-from stream.cli.options import FAILED, ConfigFile, choose_config, stop, stopped_by_signals
+from stream.cli.options import FAILED, ConfigFile, choose_config, stop
 from stream.config import load_config
 from stream.config.section import parse_duration
 from stream.ingestion.formats import time_us
-from stream.local import LOOPBACK
 from stream.sources.delivery import Pacer
 from stream.sources.live_city import LiveCity, Truth
-from stream.sources.simulate import VEHICLE_POSITIONS, Faults, Simulation, simulate
+from stream.sources.simulate import Faults, Simulation, simulate
 from stream.windows import EARLIEST_S, LATEST_S
 
 
@@ -43,14 +41,6 @@ def command(
     clean: Annotated[bool, typer.Option(help="Nothing late, repeated or invalid.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write NDJSON to this file instead of Kafka (.gz: compressed; '-': stdout).")
-    ] = None,
-    serve: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=65_535,
-            help="Serve the fleet as VehiclePositions (GTFS-realtime) at this port of 127.0.0.1 instead.",
-        ),
     ] = None,
     once: Annotated[bool, typer.Option(help="Stop after one interval.")] = False,
     city: Annotated[
@@ -84,41 +74,18 @@ def command(
     except ValueError as error:
         stop(error)
     if city:
-        if out is not None or serve is not None or start is not None or length is not None or speed != 1:
+        if out is not None or start is not None or length is not None or speed != 1:
             stop("--city lives on Kafka, by its own clock, until Ctrl-C: leave out the other options of time and place")
         living = LiveCity(settings, vehicles, simulation.start_us, seed=seed)
         blocks = living.messages(None if truth is None else Truth(living, truth))
-        feed_kafka(settings, blocks, Pacer(1.0, live=True), share_read=None, as_json=as_json)
-        return
-    if serve is not None:
-        _serve(simulation, speed, serve)
+        feed_kafka(settings, blocks, Pacer(1.0, live=True), as_json=as_json)
         return
     if out is None:
-        feed_kafka(settings, simulate(simulation), Pacer(speed, live=True), share_read=None, as_json=as_json)
+        feed_kafka(settings, simulate(simulation), Pacer(speed, live=True), as_json=as_json)
         return
     if length is None:
         stop("--out needs an end: give --duration or --once")
     _write(simulation, out, as_json)
-
-
-def _serve(simulation: Simulation, pace: float | None, port: int) -> None:
-    """Be an agency until Ctrl-C. Exit 2 if it cannot listen."""
-    if pace is None:
-        raise typer.BadParameter("an agency has a clock: give a number", param_hint="--pace")
-    try:
-        from stream.sources.agency import SimulatedAgency, serve_agency, simulated_clock
-    except ModuleNotFoundError as error:
-        stop(f"{error.name} is not installed: pip install 'hexveil[gtfs]'")
-
-    async def run() -> None:
-        stopping, clock = stopped_by_signals(), simulated_clock(simulation.start_us, pace)
-        await serve_agency(SimulatedAgency(simulation), clock, port, stopping)
-
-    typer.echo(f"VehiclePositions: http://{LOOPBACK}:{port}{VEHICLE_POSITIONS}", err=True)
-    try:
-        asyncio.run(run())
-    except OSError as error:
-        stop(f"port {port}: {error.strerror or error}; choose another one")
 
 
 def _start(text: str) -> int:
@@ -141,7 +108,7 @@ def _write(simulation: Simulation, out: Path, as_json: bool) -> None:
                 sys.stdout.buffer.writelines(line + b"\n" for line in block.values)
             sys.stdout.buffer.flush()
         return
-    began, events = time.monotonic(), 0
+    events = 0
     try:
         with gzip.open(out, "wb", compresslevel=3) if out.suffix == ".gz" else out.open("wb") as file:
             for block in simulate(simulation):
@@ -149,15 +116,4 @@ def _write(simulation: Simulation, out: Path, as_json: bool) -> None:
                 events += len(block.values)
     except OSError as error:
         stop(f"{out}: {error.strerror or error}", FAILED)
-    seconds = time.monotonic() - began
-    summary = {
-        "file": str(out),
-        "events": events,
-        "seconds": round(seconds, 3),
-        "events_per_second": round(events / seconds),
-    }
-    typer.echo(
-        json.dumps(summary)
-        if as_json
-        else f"{events} events to {out} in {seconds:.1f} s ({summary['events_per_second']}/s)"
-    )
+    typer.echo(json.dumps({"file": str(out), "events": events}) if as_json else f"{events} events to {out}")

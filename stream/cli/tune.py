@@ -29,7 +29,6 @@ from stream.cli.options import (
     Force,
     Recordings,
     UsersAreEvents,
-    check_plot,
     load_to_release,
     progress_bars,
     require_new,
@@ -134,7 +133,7 @@ _EXPECTED_TRIALS = 60
 """Length of the progress bar; a search rarely needs more."""
 
 
-def command(  # noqa: PLR0915
+def command(
     files: Recordings,
     want: Annotated[
         str,
@@ -159,9 +158,6 @@ def command(  # noqa: PLR0915
     relation: ExpectedRelation = None,
     file_format: FileFormat = None,
     draws: Annotated[int, typer.Option(min=1, max=100, help="Number of draws of noise per trial.")] = 5,
-    figure: Annotated[
-        Path | None, typer.Option("--plot", help="Draw the share of events against the budget (PNG, SVG or PDF).")
-    ] = None,
     write: Annotated[Path | None, typer.Option(help="Write the chosen configuration to this file.")] = None,
     force: Force = False,
     users_are_events: UsersAreEvents = False,
@@ -177,8 +173,6 @@ def command(  # noqa: PLR0915
         stop(f"--budget {budget} is not a number; write one like 12")
     if write is not None:
         check_target(write, force=force)
-    if figure is not None:
-        check_plot(figure)
     chosen_file, settings = choose_settings(config, relation)
     _check_no_horizon(settings)
     source = chosen_file.file.read_text(encoding="utf-8")
@@ -187,8 +181,6 @@ def command(  # noqa: PLR0915
     rows = read_rows(settings, files, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
     asked = {"recording": " ".join(map(str, files)), "budget": budget, "draws": draws}
     if isinstance(wanted, DropWant):
-        if figure is not None:
-            stop("--plot draws wants of a half-width only; leave it out, or see hexveil evaluate --live --plot")
         short = {timedelta(minutes=minutes) for minutes in (5, 10, 15, 30)} | {settings.window.slot}
         fit = sorted(slot for slot in short if not settings.privacy.period % slot)
         live = grids[0], grids[1] if slots else fit
@@ -207,8 +199,6 @@ def command(  # noqa: PLR0915
             lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, ε {trial.outcome.epsilon:g}",
             lambda advance: Search(settings, rows, wanted, budget, draws, advance).run(*grids, finest=finest),
         )
-        if figure is not None:
-            tune_report.plot(tuning, wanted, figure)
         keys = {} if tuning.chosen is None else keys_for(tuning.chosen, settings, source, budget)
         expected = {} if tuning.chosen is None else tuning.chosen.setting.keys() | keys
         facts = tune_report.report(tuning, wanted, settings, keys)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from stream.cli.options import show, stop, table_of
+from stream.cli.options import show, table_of
 from stream.config import Config
 from stream.config.rewriting import toml
 from stream.config.section import duration_text
@@ -151,39 +150,6 @@ def _best(trials: Iterable[T], chosen: T | None, kind: Callable[[T], Any], rank:
 
 def _rank(trial: Trial) -> tuple[bool, float]:
     return not trial.reaches, trial.outcome.budget if trial.reaches else trial.outcome.half_width
-
-
-def plot(tuning: Tuning, want: Want, path: Path) -> None:
-    """Draw the share of events within the wanted half-width against the budget, a line a grid; exit 2 if it fails."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    axes = figure.subplots()
-    figure.suptitle("NOT PRIVATE: simulated on true values", color="firebrick", fontweight="bold")
-    lines: dict[Grid, list[Trial]] = {}
-    for trial in tuning.trials:
-        if trial.confirming:
-            continue  # a line shows one noise
-        lines.setdefault(trial.grid, []).append(trial)
-    for grid, trials in sorted(lines.items()):
-        first = min((trial for trial in trials if trial.reaches), key=_rank, default=trials[0]).setting
-        points = sorted((trial.outcome.budget, 100 * trial.outcome.share) for trial in trials if trial.setting == first)
-        axes.plot(*zip(*points, strict=True), marker="o", label=_words(grid))
-    axes.axhline(100 * want.share, color="grey", linestyle="--")
-    axes.set(
-        xscale="log",
-        xlabel="budget of a period, ε",
-        ylabel=f"events within ±{want.half_width:g} {want.unit}, %",
-        ylim=(0, 102),
-    )
-    for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-        which("{x:g}")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        stop(f"cannot write {path}: {error}")
 
 
 def drop_report(tuning: DropTuning, want: DropWant) -> dict[str, Any]:

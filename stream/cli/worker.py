@@ -5,7 +5,6 @@ from __future__ import annotations
 from stream.cli.options import (
     FAILED,
     UNREACHABLE,
-    USAGE,
     ConfigFile,
     load_to_release,
     port_is_free,
@@ -20,26 +19,15 @@ def command(config: ConfigFile = None) -> None:
     from aiokafka.errors import KafkaError
     from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-    from stream.app.running import TopicMissingError, run_worker
-    from stream.config import ConfigError
-    from stream.ingestion.pseudonyms import UserKeyError
-    from stream.servers.connection import ServerVersionError, kafka_options
+    from stream.app.running import run_worker
+    from stream.servers.connection import kafka_options
     from stream.storage.client import redis_client
-    from stream.storage.ledger import LedgerError
-    from stream.storage.row_store import StateError
 
-    try:
-        kafka_options(settings.kafka)
-        redis_client(settings.redis)
-    except ConfigError as error:
-        stop_service(str(error), USAGE)
+    kafka_options(settings.kafka)
+    redis_client(settings.redis)
     port_is_free("operator", settings.operator)
     try:
         run_worker(settings)
-    except UserKeyError as error:
-        stop_service(str(error), USAGE)
-    except (LedgerError, ServerVersionError, StateError, TopicMissingError) as error:
-        stop_service(str(error), FAILED)
     except (AuthenticationError, NoPermissionError) as error:
         stop_service(
             f"Redis refuses this user: {error}; correct redis.username and redis.password_file, or grant the rights "

@@ -13,7 +13,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.config.feed import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN, FeedConfig, WindowConfig
 from stream.config.histogram import HistogramConfig
 from stream.config.privacy import LedgerConfig, PrivacyConfig, SigningConfig, live_problems
-from stream.config.servers import Address, KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig, check_apart
+from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
 from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
 from stream.config.value import ValueConfig, value_problems
 from stream.windows import Horizon, PublicationTimes, Slotting
@@ -79,9 +79,6 @@ class Config(BaseModel):
                 "hexagons.merge_until needs an allocated mean, whose interval it predicts; put 'mean' into "
                 "speed.statistics and set speed.mean_mechanism to 'allocated'"
             )
-        surfaces = {"operator.port": self.operator, "public.port": self.public}
-        ours = [Address(key, surface.host, surface.port) for key, surface in surfaces.items()]
-        check_apart(ours, [*self.kafka.addresses, *self.redis.addresses])
         yield from self._problems_of_alerts()
         if self.privacy.period % self.window.slot:
             yield (

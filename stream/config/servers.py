@@ -1,17 +1,16 @@
 """Sections ``[kafka]``, ``[redis]``, ``[operator]`` and ``[public]``: the servers that are used and the addresses to
 serve.
 
-Addresses of servers: checks host names and ports, and that no two servers share an address.
+Addresses of servers: checks host names and ports.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Sequence
-from itertools import combinations, product
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
@@ -20,15 +19,6 @@ from stream.config.alerts import AlertRule, WebhookConfig
 from stream.config.section import Section
 
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-_EVERY_ADDRESS = {"0.0.0.0", "::"}
-
-
-class Address(NamedTuple):
-    """Where a server listens, and the key of the configuration that sets it."""
-
-    key: str
-    host: str
-    port: int
 
 
 def known_host(host: str) -> str:
@@ -64,28 +54,6 @@ def redacted(url: str) -> str:
 
 Host = Annotated[str, AfterValidator(known_host)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
-
-
-def check_apart(ours: Sequence[Address], servers: Sequence[Address]) -> None:
-    """Raise :class:`ValueError` if two of ``ours`` share a port of one machine, or if one is the port of a server."""
-    for one, other in (*combinations(ours, 2), *product(ours, servers)):
-        if one.port == other.port != 0 and _one_machine(one.host, other.host):
-            raise ValueError(
-                f"{one.key} and {other.key} both take port {one.port} of this machine, where only one server can "
-                "listen; choose another port for one of them"
-            )
-
-
-def _one_machine(one: str, other: str) -> bool:
-    one, other = ("127.0.0.1" if host == "localhost" else host for host in (one, other))
-    return one == other or bool({one, other} & _EVERY_ADDRESS and _is_local(one) and _is_local(other))
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return host in _EVERY_ADDRESS or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _nodes(text: str) -> str:
@@ -157,11 +125,6 @@ class KafkaConfig(ServerConfig):
         """Whether connections log in by SASL."""
         return self.security_protocol.startswith("SASL_")
 
-    @property
-    def addresses(self) -> list[Address]:
-        """Addresses of the brokers."""
-        return [Address("kafka.bootstrap", *host_and_port(broker.strip())) for broker in self.bootstrap.split(",")]
-
     def _problems(self) -> Iterator[str]:
         if self.authenticated != (self.username is not None and self.password_file is not None):
             yield (
@@ -208,13 +171,6 @@ class RedisConfig(ServerConfig):
         if self.username is not None and self.password_file is None:
             yield f"username {self.username} has no password_file; name the file that holds its password"
         self.check_tls_files(f"{redacted(self.url)!r} uses no TLS files; write an address that begins with rediss://")
-
-    @property
-    def addresses(self) -> list[Address]:
-        """Addresses of the server, or of nodes of the cluster; empty for a socket in the file system."""
-        parts = urlsplit(self.url)
-        first = [] if parts.hostname is None else [Address("redis.url", parts.hostname, parts.port or 6379)]
-        return first + [Address("redis.cluster", *host_and_port(node)) for node in self.cluster]
 
 
 class SurfaceConfig(Section):

@@ -49,8 +49,6 @@ class Guess(NamedTuple):
     fields: FeedFields
     times: TimeForm | None
     notes: tuple[str, ...] = ()
-    as_texts: tuple[str, ...] = ()
-    """Roles whose numbers are written as texts."""
 
 
 class GuessError(ValueError):
@@ -138,7 +136,7 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
             f"Positions are degrees times {' or '.join(map(str, powers))}: feed.fields.units_per_degree."
             + (" Look the place up on a map, to choose." if len(powers) > 1 else "")
         )
-    return Guess(fields, times, tuple(notes), _as_texts(sample, roles))
+    return Guess(fields, times, tuple(notes))
 
 
 def _why_user(path: str, count: _Counted, passed_by: list[str], *, repeat: bool) -> str:
@@ -158,15 +156,6 @@ def _is_keyed(tree: Any) -> bool:
     values = list(tree.values())
     names = {frozenset(value) if isinstance(value, dict) else None for value in values}
     return (len(values) >= _KEYED and len(names) == 1 and None not in names) or any(map(_is_keyed, values[:_KEYED]))
-
-
-def _as_texts(sample: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> tuple[str, ...]:
-    texts = {role: _values(sample, roles[role]) for role in ("lat", "lng", "speed") if role in roles}
-    return tuple(
-        role
-        for role, known in texts.items()
-        if 2 * sum(isinstance(value, str) and number_or_none(value) is not None for value in known) > len(sample)
-    )
 
 
 def _why_none(paths: list[str], missing: list[str], once: set[str], repeating: list[str]) -> str:

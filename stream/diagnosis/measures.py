@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,10 +82,6 @@ class Measures:
     direction_quotient: float | None
     box: tuple[float, float, float, float] | None
     far: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        return asdict(self)
 
 
 def measure(seen: Observations) -> Measures:

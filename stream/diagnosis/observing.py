@@ -147,20 +147,14 @@ def _taken(config: Config, fixes: list[tuple[Any, ...]], file_format: str, kind:
         speed_unit=fixed,
         local=0.0 if known.times is None else known.times.local,
         offset=None if known.times is None else known.times.offset,
-        notes=(*known.notes, *_of_times(known.times), *_of_forms(config.feed, known, kind), *odd_names(users)),
+        notes=(*known.notes, *_of_times(known.times), *_of_encoding(config.feed), *odd_names(users)),
     )
 
 
-def _of_forms(feed: FeedConfig, known: Guess, kind: str) -> list[str]:
-    """What is read although it is written in an unusual form."""
-    sentences = []
-    if feed.encoding != "utf-8":
-        sentences.append(
-            f"Its text is not UTF-8: it is read as {feed.encoding}, by feed.encoding. Look at names with accents."
-        )
-    if known.as_texts and not kind.startswith("CSV"):
-        sentences.append(f"Numbers in texts ({', '.join(known.as_texts)}) are read as numbers.")
-    return sentences
+def _of_encoding(feed: FeedConfig) -> list[str]:
+    if feed.encoding == "utf-8":
+        return []
+    return [f"Its text is not UTF-8: it is read as {feed.encoding}, by feed.encoding. Look at names with accents."]
 
 
 def _of_times(times: TimeForm | None) -> list[str]:

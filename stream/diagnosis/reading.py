@@ -93,7 +93,7 @@ def numbered(users: list[object]) -> NDArray[np.int64]:
     return np.array([numbers.setdefault(str(user), len(numbers)) for user in users], dtype=np.int64)
 
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int], None]
 _ANY_AGE = timedelta(days=36500)
 
 
@@ -116,7 +116,7 @@ def read_recording(
     config: Config,
     path: Path,
     file_format: str,
-    on_progress: Progress = lambda done, size: None,
+    on_progress: Progress = lambda events: None,
     key: bytes | None = None,
     most: float = math.inf,
 ) -> tuple[npt.NDArray[np.void], Refusals]:
@@ -129,9 +129,11 @@ def read_recording(
     with open_recording(path, file_format, config.feed, one_each=one_each) as recording:
 
         def blocks() -> Iterator[Messages]:
+            events = 0
             for block in recording:
                 yield block
-                on_progress(recording.position, recording.size)
+                events += len(block.values)
+                on_progress(events)
 
         if not config.feed.derives_speeds:
             return read_messages(config, blocks(), key, file_format, most)

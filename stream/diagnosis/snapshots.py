@@ -20,7 +20,7 @@ from stream.sources.file_kinds import HEAD_BYTES, head_of, is_gtfs_realtime, is_
 from stream.sources.lines import RecordingError, StandardInput, open_stored
 from stream.sources.messages import Messages
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, without_clocks_ahead
+from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError
 from stream.sources.timestamps import REMEDIES
 
 Form = Literal["GTFS-realtime", "SIRI-VM"]
@@ -98,7 +98,7 @@ def _decoded(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> 
 
 def events_of(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> Iterator[Messages]:
     """The new events of each file in turn. A file that is no snapshot is skipped and added to ``problems``."""
-    for path, snapshot in without_clocks_ahead(_decoded(files, reader, problems)):
+    for path, snapshot in _decoded(files, reader, problems):
         try:
             messages = reader.of_document(snapshot)
         except SnapshotError as error:

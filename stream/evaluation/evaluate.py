@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import FloatArray, IdArray, IntArray
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
 from dpcore.errors import DPError
@@ -164,11 +164,6 @@ class Places:
         return cls(contributions, cells, published, shown, answering[shown])
 
     @property
-    def ids(self) -> IdArray:
-        """H3 indices of the shown hexagons, shape (S,)."""
-        return self.hexagons.counts.cells[self.shown]
-
-    @property
     def weight(self) -> FloatArray:
         """Events of each shown hexagon, shape (S,)."""
         return _events(self.hexagons)[self.shown]
@@ -204,7 +199,7 @@ def _score_values(plan: Plan, contributions: Contributions, tables: Tables, memo
     for name, column in columns.items():
         if name not in truth:
             continue  # the distribution has a draw of its own; the number of moving reports is judged by their mean
-        tables[name, "released"].add(places.ids, places.errors(column.value, truth[name]), places.weight)
+        tables[name, "released"].add(places.errors(column.value, truth[name]), places.weight)
         _score_noise(tables[name, "released"], name, column, target[name], places)
     _score_distributions(plan, places.cells, kept, tables)
     bodies = speed.body(plan, places.cells.counts, columns)
@@ -214,7 +209,7 @@ def _score_values(plan: Plan, contributions: Contributions, tables: Tables, memo
     pooled = exact_values(plan, places.cells)
     for name, estimate in _by_statistic(derived):
         table = tables[name, estimate.method]
-        table.add(places.ids, places.errors(estimate.value, truth[name]), places.weight)
+        table.add(places.errors(estimate.value, truth[name]), places.weight)
         if estimate.interval is not None:
             table.covered.append(_covers(estimate.interval, pooled[name])[places.published])
     return columns, derived, memory
@@ -293,7 +288,7 @@ def _score_distributions(plan: Plan, contributions: Contributions, kept: Contrib
     true, noised = (np.cumsum(distribution.integers(of)[cells], axis=1) for of in (contributions, kept))
     distance = np.abs(shares.value - true / true[:, -1:]).max(axis=1)
     table, target = tables["distribution", "released"], noised / noised[:, -1:]
-    table.add(contributions.counts.cells[cells], distance, true[:, -1].astype(np.float64))
+    table.add(distance, true[:, -1].astype(np.float64))
     inside = (shares.low <= target + _ROUNDING) & (target <= shares.high + _ROUNDING)
     table.covered.append(np.asarray(inside.all(axis=1)))
 
@@ -314,7 +309,7 @@ def _score_participation(plan: Plan, contributions: Contributions, tables: Table
         if name not in truth:
             continue  # of the counts of events and users: they have no value of their own to be judged by
         table, true = tables[name, estimate.method], truth[name][listed]
-        table.add(plan.cells[at], estimate.value[at] - true, weight)
+        table.add(estimate.value[at] - true, weight)
         if estimate.interval is not None:
             table.covered.append(_covers(np.array(estimate.interval)[:, at], true)[np.isfinite(true)])
     return columns, derived, memory

@@ -123,15 +123,6 @@ class Charges:
         return cls(unit, int(charges.min()), p5, median, p95, int(charges.max()))
 
 
-@dataclass(frozen=True)
-class CellError:
-    """Mean absolute error of one cell over windows and trials, weighted by events; ``events`` per trial."""
-
-    cell: str
-    events: int
-    mae: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """What the scores of one run share. ``useful``: error up to which a value is useful, in its ``unit``. ``cells``,
@@ -180,7 +171,6 @@ class Score(Run):
     coverage: float | None
     useful_coverage: float | None
     useful_cells: float | None
-    map: tuple[CellError, ...] = field(repr=False)
     cell_coverage: tuple[CellCoverage, ...] = field(repr=False)
 
 
@@ -206,22 +196,20 @@ class HistogramScore:
 
 
 class Errors:
-    """Columns of one estimator over windows and trials: error, weight, cell; noise; covered."""
+    """Columns of one estimator over windows and trials: error, weight; noise; covered."""
 
     def __init__(self) -> None:
         self.error: list[FloatArray] = []
         self.weight: list[FloatArray] = []
-        self.cell: list[IdArray] = []
         self.noise: list[FloatArray] = []
         self.noise_weight: list[FloatArray] = []
         self.covered: list[npt.NDArray[np.bool_]] = []
         self.verdicts = Verdicts()
         self.worst_error: float | None = None
 
-    def add(self, cells: IdArray, error: FloatArray, weight: FloatArray) -> None:
-        """Errors (n,) of ``cells``, weighted by their events; without truth they are no numbers and left out."""
+    def add(self, error: FloatArray, weight: FloatArray) -> None:
+        """Errors (n,) of cells, weighted by their events; without truth they are no numbers and left out."""
         known = np.isfinite(error)
-        self.cell.append(cells[known])
         self.error.append(error[known])
         self.weight.append(weight[known])
 
@@ -255,7 +243,6 @@ class Errors:
             coverage=float(np.concatenate(self.covered).mean()) if any(map(len, self.covered)) else None,
             useful_coverage=float(weight @ useful) / events if speeds else None,
             useful_cells=int(useful.sum()) / cells if speeds else None,
-            map=self._map(error, weight, run.trials) if statistic == "mean" else (),
             cell_coverage=self.verdicts.by_cell(),
         )
 
@@ -264,13 +251,3 @@ class Errors:
             return None
         weight = np.concatenate(self.noise_weight)
         return float(weight @ np.concatenate(self.noise) / weight.sum()) if weight.sum() > 0 else None
-
-    def _map(self, error: FloatArray, weight: FloatArray, trials: int) -> tuple[CellError, ...]:
-        cells, index = np.unique(np.concatenate(self.cell), return_inverse=True)
-        events = np.bincount(index, weights=weight, minlength=len(cells))
-        total = np.bincount(index, weights=weight * np.abs(error), minlength=len(cells))
-        return tuple(
-            CellError(cell_text(cell), round(n / trials), off / n)
-            for cell, n, off in zip(cells.tolist(), events.tolist(), total.tolist(), strict=True)
-            if n > 0
-        )

@@ -261,7 +261,6 @@ class Search:
         if chosen is None:
             return self._unreached(grids, skipped, cheapest, costed)
         grids[chosen.grid] = grids.get(chosen.grid) or chosen
-        self._price(chosen)
         return Tuning(tuple(self._trials.values()), grids, skipped, chosen)
 
     def _first_confirmed(self, candidates: Sequence[Trial]) -> tuple[Trial | None, Trial | None]:
@@ -389,14 +388,6 @@ class Search:
             if candidate.reaches and candidate.outcome.covered >= min(HONEST, before):
                 return candidate
         return None
-
-    def _price(self, best: Trial) -> None:
-        """Try the configured statistics beside ``best``, so that what they cost is known."""
-        statistics = self._config.speed.statistics
-        clipping = "none" if "variance" in statistics else best.setting.clipping
-        configured = replace(best.setting, statistics=statistics, clipping=clipping)
-        if statistics != best.setting.statistics and "mean" in statistics:
-            self.least(configured, best.level + 3, math.inf)
 
 
 def terms_of(config: Config, trial: Trial, most: float) -> dict[str, float]:

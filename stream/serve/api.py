@@ -13,7 +13,7 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from stream.config import Config
-from stream.serve import api_page, guards, openapi
+from stream.serve import guards, openapi
 from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast
 from stream.serve.city.city import City
@@ -66,7 +66,7 @@ class Service:
         )
         self._described = openapi.document(self.operations)
         self._document = packed(msgspec.json.encode(self._described), JSON)
-        self._page = packed(api_page.page(self._described), "text/html")
+        self._page = packed(openapi.page(self._described), "text/html")
 
     def _announce(self, window: WindowView) -> None:
         self.broadcast.announce(window)
@@ -84,7 +84,7 @@ class Service:
     async def openapi_page(self, request: web.Request) -> web.Response:
         """The OpenAPI document as a page to read."""
         read_all(request, ())
-        return self.answers.sent(request, self._page, "text/html", {"Content-Security-Policy": api_page.POLICY})
+        return self.answers.sent(request, self._page, "text/html", {"Content-Security-Policy": openapi.POLICY})
 
     async def health(self, request: web.Request) -> web.Response:
         """200 while the process answers, reads, and judges windows for alerts. If it stopped, only a restart helps."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -108,7 +107,8 @@ class Broadcast:
             if not await self._is_ready_before_the_end(stream):
                 return response
             past = self._past(feed, last_event_id if last_event_id is not None else after)
-            await _send_all(response, past)
+            for first in range(0, len(past), _PAST_AT_ONCE):
+                await response.write(b"".join(map(frame_of, past[first : first + _PAST_AT_ONCE])))
             await self._forward(stream, response, sent=past[-1].number if past else 0)
         except ConnectionError:
             pass
@@ -148,8 +148,3 @@ class Broadcast:
             number, frame = event
             if number is None or number > sent:
                 await response.write(frame)
-
-
-async def _send_all(response: web.StreamResponse, windows: Sequence[WindowView]) -> None:
-    for first in range(0, len(windows), _PAST_AT_ONCE):
-        await response.write(b"".join(map(frame_of, windows[first : first + _PAST_AT_ONCE])))

@@ -26,10 +26,19 @@ from stream.serve import parameters as p
 from stream.serve.city.areas import Area
 from stream.serve.city.combining import totals
 from stream.serve.differences import beside, from_typical
-from stream.serve.local_time import elapsed, local_length, local_start, start_at, zone_of
 from stream.serve.operations import files, get
 from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, attached, key_of
-from stream.serve.window_store import CloseMarker, View, WindowView, marker_of
+from stream.serve.window_store import (
+    CloseMarker,
+    View,
+    WindowView,
+    elapsed,
+    local_length,
+    local_start,
+    marker_of,
+    start_at,
+    zone_of,
+)
 
 Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]
 """Why there is no window to compare with; ``OtherDay`` of ``schemas.toml`` says what each means."""

@@ -24,10 +24,9 @@ from stream.serve import parameters as p
 from stream.serve.city.areas import Area, PolygonArea
 from stream.serve.city.combining import combined, inside
 from stream.serve.hexagons import MAX_WAITING, begun_in, bounded, known_area
-from stream.serve.local_time import local_start
 from stream.serve.operations import get
 from stream.serve.responses import JSON, MOST_WAITING, Answers, Problem, Turns, key_of
-from stream.serve.window_store import CloseMarker, View, WindowView, bounds_of, marker_of
+from stream.serve.window_store import CloseMarker, View, WindowView, bounds_of, local_start, marker_of
 
 DAY_KINDS: dict[str, frozenset[int]] = {
     "workday": frozenset(range(5)),
@@ -163,13 +162,12 @@ def releases_of(windows: Sequence[WindowView], area: Area | None = None) -> Rele
 
 def _means(windows: list[WindowView], area: Area | None, within: Clipping) -> dict[str, Any]:
     releases = releases_of(windows, area)
-    rows = [_row(cell, excludes, seen, within) for (cell, excludes), seen in sorted(releases.items())]
+    rows = [
+        {"cell": cell, "excludes": excludes, "windows": len(seen)} | _of(combined(seen, within))
+        for (cell, excludes), seen in sorted(releases.items())
+    ]
     everything = [cell for seen in releases.values() for cell in seen]
     return {"cells": rows, "together": _of(combined(everything, within))}
-
-
-def _row(cell: str, excludes: tuple[str, ...], seen: list[Cell], within: Clipping) -> dict[str, Any]:
-    return {"cell": cell, "excludes": list(excludes), "windows": len(seen)} | _of(combined(seen, within))
 
 
 def _of(together: dict[str, Any]) -> dict[str, Any]:

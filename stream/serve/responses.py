@@ -19,6 +19,10 @@ from aiohttp import web
 
 from stream.serve.sending import Sending, client_of, network_of
 
+Make = Callable[[], bytes]
+"""Makes a body, in a thread."""
+Headers = Mapping[str, str] | None
+"""What an answer has besides the headers of all."""
 MOST_WAITING = 64
 """Answers of one kind that may be made or wait at the same time, where the kind has no bound of its own."""
 RETRY_SECONDS = 5
@@ -43,13 +47,7 @@ class Turns:
         """Keys of the answers for which a request waits here; set when it has its turn or leaves."""
 
     async def answer(
-        self,
-        answers: Answers,
-        request: web.Request,
-        key: str,
-        make: Callable[[], bytes],
-        kind: str,
-        headers: Mapping[str, str] | None = None,
+        self, answers: Answers, request: web.Request, key: str, make: Make, kind: str, headers: Headers = None
     ) -> web.Response:
         """:meth:`Answers.answer`, in turn where the body has to be made.
 
@@ -236,12 +234,7 @@ class Answers:
         return key in self._kept or key in self._making
 
     async def answer(
-        self,
-        request: web.Request,
-        key: str,
-        make: Callable[[], bytes],
-        kind: str,
-        headers: Mapping[str, str] | None = None,
+        self, request: web.Request, key: str, make: Make, kind: str, headers: Headers = None
     ) -> web.Response:
         """The body that ``make`` returns (run in a thread), or 304 if the client already has it.
 
@@ -260,7 +253,7 @@ class Answers:
             return self.sent(request, self._keep(key, packed(plain, kind)), kind)
         return await self.answer(request, key, lambda: plain, kind)
 
-    def sent(self, request: web.Request, body: Body, kind: str, given: Mapping[str, str] | None = None) -> web.Response:
+    def sent(self, request: web.Request, body: Body, kind: str, given: Headers = None) -> web.Response:
         """The answer with a body, compressed where the client can read that, and the headers that are ``given``.
 
         304 if the client already has it. Raises :class:`Problem` 503 while too much else is being sent.
@@ -278,7 +271,7 @@ class Answers:
             raise Problem(503, "too many large answers are being read", "try again later", {"Retry-After": "30"})
         return self.sending.answer(request, data, kind, headers, charset)
 
-    async def _body(self, key: str, make: Callable[[], bytes], kind: str) -> Body:
+    async def _body(self, key: str, make: Make, kind: str) -> Body:
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
@@ -289,7 +282,7 @@ class Answers:
             task.add_done_callback(lambda _: self._making.pop(key, None))
         return await asyncio.shield(task)
 
-    async def _make(self, key: str, make: Callable[[], bytes], kind: str) -> Body:
+    async def _make(self, key: str, make: Make, kind: str) -> Body:
         # One job for both: a body whose compression waited for a thread of its own would be held all that time.
         return self._keep(key, await asyncio.to_thread(lambda: packed(make(), kind)))
 

@@ -64,14 +64,14 @@ class SpeedDerivation:
     """
 
     def __init__(self) -> None:
-        self._number: dict[str, int] = {}
-        self._free: list[int] = []
+        self._names: list[str] = []
+        """The vehicles of which fixes are kept, by their numbers there."""
         empty = np.zeros(0, dtype=np.int64)
         self._kept = _Fixes(empty, empty, np.zeros(0), np.zeros(0), empty, empty)
 
     def __len__(self) -> int:
         """Number of vehicles in memory."""
-        return len(self._number)
+        return len(self._names)
 
     def derive(
         self, vehicles: Sequence[str], time: IntArray, lat: FloatArray, lng: FloatArray, period: IntArray, now_us: int
@@ -83,37 +83,24 @@ class SpeedDerivation:
         feed's own clock, by which old fixes are forgotten. It must not be the largest of ``time``, because then one
         vehicle's wrong clock would affect all others.
         """
-        vehicle = self._numbers(vehicles)
+        number = {name: at for at, name in enumerate(self._names)}
+        vehicle = np.fromiter((number.setdefault(name, len(number)) for name in vehicles), np.int64, len(vehicles))
+        if len(number) > MOST_VEHICLES:
+            raise SnapshotError(f"more than {MOST_VEHICLES} vehicles within {MOST_S:.0f} s; split the feed")
         fixes = self._with_kept(_Fixes(vehicle, time, lat, lng, time, period))
         earlier = self._reference(fixes)
         speeds = self._speeds(fixes, earlier)
         at = np.searchsorted(_key(fixes.vehicle, fixes.time), _key(vehicle, time))
         speed = speeds[at] if len(at) else np.zeros(0)
         in_period = fixes.time[earlier[at]] >= period if len(at) else np.zeros(0, dtype=bool)
-        self._remember(fixes, earlier, now_us)
+        self._remember(fixes, earlier, now_us, list(number))
         return np.where(in_period, speed, np.nan)
 
     def forget_after(self, times: Mapping[str, int]) -> None:
         """Forget the fixes of some vehicles that are later than a time of each (µs UTC)."""
-        latest = {self._number[name]: time for name, time in times.items() if name in self._number}
-        fixes = self._kept
-        sound = [
-            time <= latest.get(vehicle, time)
-            for vehicle, time in zip(fixes.vehicle.tolist(), fixes.time.tolist(), strict=True)
-        ]
-        self._kept = fixes.part(np.array(sound, dtype=bool))
-
-    def _numbers(self, vehicles: Sequence[str]) -> IntArray:
-        return np.fromiter((self._numbered(name) for name in vehicles), np.int64, len(vehicles))
-
-    def _numbered(self, name: str) -> int:
-        number = self._number.get(name)
-        if number is None:
-            if len(self._number) >= MOST_VEHICLES:
-                self._forget()
-                raise SnapshotError(f"more than {MOST_VEHICLES} vehicles within {MOST_S:.0f} s; split the feed")
-            number = self._number[name] = self._free.pop() if self._free else len(self._number)
-        return number
+        never = np.iinfo(np.int64).max
+        latest = np.array([times.get(name, never) for name in self._names], dtype=np.int64)
+        self._kept = self._kept.part(self._kept.time <= latest[self._kept.vehicle])
 
     def _with_kept(self, new: _Fixes) -> _Fixes:
         both = _Fixes(*map(np.concatenate, zip(vars(self._kept).values(), vars(new).values(), strict=True)))
@@ -146,11 +133,11 @@ class SpeedDerivation:
         good = (seconds > 0) & (seconds <= MOST_S) & (kmh <= CAP_KMH) & ~frozen
         return np.where(good, kmh, np.nan)
 
-    def _remember(self, fixes: _Fixes, earlier: IntArray, now_us: int) -> None:
+    def _remember(self, fixes: _Fixes, earlier: IntArray, now_us: int, names: list[str]) -> None:
         """Of every vehicle: the reference of its newest fix and all fixes after it; all its fixes if there is no
         reference yet.
 
-        Vehicles whose newest fix is too old to be a reference again are forgotten.
+        Vehicles whose newest fix is too old to be a reference again are forgotten. ``names``: by number.
         """
         if not len(fixes.time):
             return
@@ -160,14 +147,8 @@ class SpeedDerivation:
         recent = fixes.time[last] >= now_us - round(MOST_S * _US)
         wanted = np.repeat(recent, sizes) & (np.arange(len(fixes.time)) >= np.repeat(begins, sizes))
         self._kept = fixes.part(wanted)
-        if len(self._number) > 2 * max(len(np.unique(self._kept.vehicle)), 512):
-            self._forget()
-
-    def _forget(self) -> None:
-        """Free the numbers of vehicles of which no fix is kept."""
-        alive = set(self._kept.vehicle.tolist())
-        self._free += [number for number in self._number.values() if number not in alive]
-        self._number = {name: number for name, number in self._number.items() if number in alive}
+        there, self._kept.vehicle = np.unique(self._kept.vehicle, return_inverse=True)
+        self._names = [names[number] for number in there.tolist()]
 
 
 def _key(vehicle: IntArray, time: IntArray) -> IntArray:

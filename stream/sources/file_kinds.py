@@ -43,7 +43,7 @@ _BEGINNINGS = (
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _GTFS_RT_VERSION = b"\x0a"  # field 1 (header), length-delimited; within it field 1, the version
 _GTFS_RT_OTHER_FORMS = re.compile(
-    rb'\s*(header\s*:?\s*\{[^{}]*gtfs_realtime_version|\{\s*"header"\s*:\s*\{[^{}]*"gtfs_?realtime_?version"|'
+    rb'\s*(\{\s*"header"\s*:\s*\{[^{}]*"gtfs_?realtime_?version"|'
     rb'\{\s*"entity"\s*:\s*\[\s*\{[^\[]*"(vehicle|trip_?update|alert)"\s*:\s*\{)',
     re.IGNORECASE,
 )
@@ -130,8 +130,7 @@ def is_remark(line: bytes) -> bool:
 
 
 def is_gtfs_realtime(head: bytes) -> bool:
-    """Whether the first bytes are those of a GTFS-realtime message in protobuf, JSON or text form: its header with the
-    version."""
+    """Whether the first bytes are those of a GTFS-realtime message in protobuf or JSON: its header with the version."""
     is_binary = head.startswith(_GTFS_RT_VERSION) and head[2:3] == _GTFS_RT_VERSION and head[4:5] in (b"1", b"2")
     return is_binary or _GTFS_RT_OTHER_FORMS.match(head.removeprefix(BOM)) is not None
 

@@ -1,5 +1,4 @@
-"""Reads lines of a file or of standard input, plain or gzipped, in bounded memory; knows its position for a progress
-bar.
+"""Reads lines of a file or of standard input, plain or gzipped, in bounded memory.
 
 JSON over several lines is read as if each object were one line, and of an array each element.
 
@@ -185,7 +184,7 @@ def _is_over_lines(beginning: bytes, whole: bool) -> bool | None:
 
 
 class Lines:
-    """Blocks of whole lines in UTF-8, without their ends. ``position`` and ``size`` are bytes of the file as stored.
+    """Blocks of whole lines in UTF-8, without their ends. ``position``: bytes that were read, as stored.
 
     An empty block means that standard input is silent at present. ``encoding``: of the file's text. ``records``: the
     path of a list in a JSON document, whose elements are the lines. ``over_lines``: whether a value of JSON may go over
@@ -206,7 +205,6 @@ class Lines:
         self.path = path
         self._encoding, self._records, self._over_lines = encoding, records, over_lines
         self._file = open_stored(path) if stored is None else stored
-        self.size = 0 if path == STDIN else path.stat().st_size
         self.position = 0
         self.read = 0
 

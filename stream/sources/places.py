@@ -11,7 +11,6 @@ line.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -48,20 +47,13 @@ def route_lines(
         if inside:
             parts.setdefault(schedule.routes[route], set()).update(inside)
     whole = {route: [np.array(part) for part in sorted(lines)] for route, lines in parts.items()}
-    # Straight lines have two points each: with more lines than that leaves room for, no tolerance is enough.
-    tolerance = _TOLERANCE_M if 2 * sum(map(len, whole.values())) <= most_points else math.inf
-    while True:
+    if 2 * sum(map(len, whole.values())) > most_points:
+        raise ScheduleError(f"more than {most_points // 2} lines; choose a mode, or divide the schedule by agency")
+    tolerance, count = _TOLERANCE_M, most_points + 1
+    while count > most_points:  # straight lines have two points each
         simple = {route: [simplified(line, tolerance) for line in lines] for route, lines in whole.items()}
         count = sum(len(line) for lines in simple.values() for line in lines)
-        if count <= most_points or tolerance > EARTH_M:
-            break
         tolerance *= 2
-    longest = [(-len(ends), number, ends) for number, ends in enumerate(simple.values())]
-    heapq.heapify(longest)
-    while count > most_points:  # every line is straight by now: the longest lists lose their ends
-        _, number, ends = longest[0]
-        count -= len(ends.pop())
-        heapq.heapreplace(longest, (-len(ends), number, ends))
     return {route: [[(lat, lng) for lat, lng in line.tolist()] for line in lines] for route, lines in simple.items()}
 
 
@@ -251,25 +243,18 @@ def as_table(chart: Places, scheduled: dict[str, Any] | None = None) -> dict[str
     return table if scheduled is None else table | {"scheduled": scheduled}
 
 
-def as_features(chart: Places) -> dict[str, Any]:
-    """The places as GeoJSON: the outlines of the cells."""
-    return _collection(
-        (place.cell, {"cell": place.cell, "name": place.name, "stops": place.stops, "routes": list(place.routes)})
-        for place in chart.cells
-    )
-
-
 def as_area(chart: Places) -> dict[str, Any]:
     """The public cell list for ``participation.geojson``: the outlines of the cells that routes cross."""
-    return _collection((place.cell, {"cell": place.cell}) for place in chart.cells if place.routes)
-
-
-def _collection(cells: Iterator[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     return {
         "type": "FeatureCollection",
         "features": [
-            {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [_ring(cell)]}, "properties": properties}
-            for cell, properties in cells
+            {
+                "type": "Feature",
+                "geometry": {"type": "Polygon", "coordinates": [_ring(place.cell)]},
+                "properties": {"cell": place.cell},
+            }
+            for place in chart.cells
+            if place.routes
         ],
     }
 

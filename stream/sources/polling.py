@@ -28,7 +28,6 @@ from stream.sources.delivery import DeliveryError, KafkaSender
 from stream.sources.messages import Messages
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import SnapshotError
-from stream.sources.timestamps import Staleness
 
 log = structlog.get_logger()
 
@@ -223,25 +222,18 @@ async def poll(
     stopping: asyncio.Event,
     *,
     once: bool,
-    staleness: Staleness | None = None,
 ) -> None:
     """Feed ``sink`` until ``stopping`` is set, or with ``once`` until the first answer.
 
-    Bad answers are logged and skipped; a feed that stands still is logged.
+    Bad answers are logged and skipped.
     """
-    loop, staleness = asyncio.get_running_loop(), staleness or Staleness()
+    loop = asyncio.get_running_loop()
     async with poller, sink:
         reported = loop.time()
         async for body, received_us in documents(poller, settings, stopping):
             messages = await _events(reader, body, received_us)
             if messages is not None and messages.values:
                 await sink.take(messages)
-            brought = messages is not None and bool(messages.values)
-            header = None if messages is None else reader.header_us
-            change = staleness.answered(header, received_us, brought_events=brought)
-            if change is not None:
-                log.warning(change)
-            reader.tally.stale += staleness.stale
             if loop.time() - reported >= _REPORT_SECONDS:
                 reported = loop.time()
                 log.info("fed", events=reader.tally.events, derived=reader.tally.derived)
@@ -256,6 +248,7 @@ async def _events(reader: SnapshotEvents, body: bytes | None, received_us: int) 
     with Kafka's requests and the clock of windows.
     """
     if body is None:
+        reader.unchanged(received_us)
         return None
     try:
         return await asyncio.to_thread(reader.events, body, received_us)

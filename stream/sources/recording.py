@@ -83,9 +83,8 @@ class _Block:
 class Recording:
     """One file as messages for ``feed``, in file order, due at their event time; iterated once.
 
-    ``position`` and ``size`` (stored bytes) are for a progress bar. Raises
-    :class:`RecordingError` for a file that cannot be read, or not to its end (after the lines before the damage), for
-    missing CSV columns, and for a format that this feed does not accept.
+    Raises :class:`RecordingError` for a file that cannot be read, or not to its end (after the lines before the
+    damage), for missing CSV columns, and for a format that this feed does not accept.
     """
 
     def __init__(
@@ -118,16 +117,6 @@ class Recording:
         self._one_each = one_each
         self._lines = lines or Lines(path, stored, feed.encoding, feed.records, over_lines=not one_each)
         self._row = 0
-
-    @property
-    def position(self) -> int:
-        """Stored bytes that were read so far."""
-        return self._lines.position
-
-    @property
-    def size(self) -> int:
-        """Stored bytes of the whole file."""
-        return self._lines.size
 
     def __enter__(self) -> Self:
         return self
@@ -250,37 +239,22 @@ def together(paths: Sequence[Path]) -> Path:
 
 
 class Folder:
-    """The recordings of a folder as one, file by file; iterated once. ``position`` and ``size``: bytes as stored."""
+    """The recordings of a folder as one, file by file; iterated once."""
 
     def __init__(self, path: Path, file_format: str, feed: FeedConfig, *, one_each: bool = False) -> None:
         self._files, self._one_each = recordings_in(path), one_each
-        self._format, self._feed, self._done = file_format, feed, 0
-        self._sizes = [file.stat().st_size for file in self._files]
-        self.size = sum(self._sizes)
-        self._part: Recording | None = None
-
-    @property
-    def position(self) -> int:
-        """What of :attr:`size` was read so far."""
-        part, done = self._part, sum(self._sizes[: self._done])
-        return done if part is None else done + self._sizes[self._done] * part.position // max(part.size, 1)
+        self._format, self._feed = file_format, feed
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._part is not None:
-            self._part.__exit__()
+        """Do nothing: each file is closed once it was read, or is left."""
 
     def __iter__(self) -> Iterator[Messages]:
         for file in self._files:
-            opened = open_recording(file, self._format, self._feed, one_each=self._one_each)
-            assert not isinstance(opened, Folder)
-            with opened as part:
-                self._part = part
+            with open_recording(file, self._format, self._feed, one_each=self._one_each) as part:
                 yield from part
-            self._part = None
-            self._done += 1
 
 
 def open_recording(path: Path, file_format: str, feed: FeedConfig, *, one_each: bool = False) -> Recording | Folder:
@@ -404,11 +378,6 @@ class Replay:
 
     def __init__(self, path: Path, file_format: str, feed: FeedConfig, *, order: Order = "time") -> None:
         self._order, self._recording = order, open_recording(path, file_format, feed)
-
-    @property
-    def share_read(self) -> float:
-        """Share of the file that was read, 0 to 1."""
-        return min(self._recording.position / max(self._recording.size, 1), 1.0)
 
     def __iter__(self) -> Iterator[Messages]:
         with self._recording as recording:

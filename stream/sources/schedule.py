@@ -41,25 +41,18 @@ class Mode(StrEnum):
     OTHER = "other"
 
 
-_BASIC = (Mode.TRAM, Mode.METRO, Mode.RAIL, Mode.BUS, Mode.FERRY, Mode.TRAM, Mode.LIFT, Mode.LIFT)
-"""Modes by ``route_type`` 0 to 7; a cable tram (5) is a tram, an aerial lift (6) and a funicular (7) a lift."""
-_BEYOND = {11: Mode.TROLLEYBUS, 12: Mode.METRO}
-_EXTENDED = {
-    1: Mode.RAIL,
-    2: Mode.COACH,
-    3: Mode.RAIL,
-    4: Mode.METRO,
-    5: Mode.METRO,
-    6: Mode.METRO,
-    7: Mode.BUS,
-    8: Mode.TROLLEYBUS,
-    9: Mode.TRAM,
-    10: Mode.FERRY,
-    12: Mode.FERRY,
-    13: Mode.LIFT,
-    14: Mode.LIFT,
+_TYPES = {
+    Mode.TRAM: (0, 5, 900),
+    Mode.METRO: (1, 12, 400, 500, 600),
+    Mode.RAIL: (2, 100, 300),
+    Mode.BUS: (3, 700),
+    Mode.COACH: (200,),
+    Mode.TROLLEYBUS: (11, 800),
+    Mode.FERRY: (4, 1000, 1200),
+    Mode.LIFT: (6, 7, 1300, 1400),
 }
-"""Modes by the hundreds of an extended ``route_type``."""
+"""Of each mode its ``route_type`` and the hundreds of extended ones; a cable tram (5) is a tram, an aerial lift (6) and
+a funicular (7) are lifts."""
 
 
 def mode_of(route_type: str) -> Mode:
@@ -67,9 +60,8 @@ def mode_of(route_type: str) -> Mode:
     if not (route_type.isascii() and route_type.isdecimal() and len(route_type) <= 4):
         return Mode.OTHER
     number = int(route_type)
-    if number < len(_BASIC):
-        return _BASIC[number]
-    return _BEYOND.get(number) or _EXTENDED.get(number // 100, Mode.OTHER)
+    kind = number if number < 100 else number // 100 * 100
+    return next((mode for mode, kinds in _TYPES.items() if kind in kinds), Mode.OTHER)
 
 
 LARGEST_ARCHIVE = 1 << 30

@@ -26,10 +26,6 @@ _SPEEDS = ValueConfig(upper=65.0)
 _EVENT = '{"user":"%s","time":"%sZ","lat":%.6f,"lng":%.6f,"speed":%.2f}'
 
 
-VEHICLE_POSITIONS = "/vehicle-positions.pb"
-"""Path at which a simulated fleet is served as GTFS-realtime."""
-
-
 @dataclass(frozen=True)
 class Faults:
     """Shares of faulty fixes, and the GPS error. Late ones arrive up to :data:`LONGEST_DELAY_S` later, out of order."""

@@ -26,7 +26,7 @@ from stream.sources.snapshots import (
     SnapshotError,
     decompressed,
 )
-from stream.sources.timestamps import BEHIND_US, REMEDIES, Judged, RefusalWatch, TimestampWatch, local_as_utc
+from stream.sources.timestamps import BEHIND_US, REMEDIES, UNCHANGED, Judged, RefusalWatch, TimestampWatch, local_as_utc
 from stream.windows import LATEST_S, Slotting
 
 log = structlog.get_logger()
@@ -49,7 +49,7 @@ class Tally:
     """Counts of the vehicles of all snapshots and what was done with them. Inside the trust boundary only.
 
     ``earlier``: those of ``repeated`` whose timestamp is earlier than one that was sent. ``set_back``: vehicles of
-    which a later timestamp turned out to be wrong. ``stale``: answers that came while the feed stood still.
+    which a later timestamp turned out to be wrong.
     """
 
     snapshots: int = 0
@@ -61,7 +61,6 @@ class Tally:
     set_back: int = 0
     without_speed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    stale: int = 0
     driving: int = 0
     driving_but_reported_still: int = 0
 
@@ -100,8 +99,6 @@ class SnapshotEvents:
         self._clocks = None if feed.times_zone is None else ZoneInfo(feed.times_zone)
         self._ahead_s = np.zeros(0)
         self._decode = self.decoder(feed)
-        self.header_us: int | None = None
-        """Timestamp in the header of the newest snapshot, µs UTC; None if it had none."""
         self._slotting, self._speeds = slotting, speeds
         self._only_measured = relation == NeighbouringRelation.PARTICIPATION
         self._per_kmh = 1 / SPEED_TO_KMH[feed.speed_unit]
@@ -157,10 +154,17 @@ class SnapshotEvents:
         fresh = vehicles - (tally.repeated - repeated)
         document = Judged(fresh, self._behind, tally.earlier - earlier, ahead, vehicles + ahead)
         moment = snapshot.clock if snapshot.arrival is None else snapshot.arrival
-        trouble = self._watch.judged(document, self._clock if moment is None else moment)
+        self._say(document, self._clock if moment is None else moment)
+        return messages
+
+    def unchanged(self, received_us: int) -> None:
+        """Note an answer that says that the document is the one before; warns if it has been so for five minutes."""
+        self._say(UNCHANGED, received_us)
+
+    def _say(self, document: Judged, moment: int) -> None:
+        trouble = self._watch.judged(document, moment)
         if trouble is not None:
             log.warning(self.clocks_problem or trouble[0], vehicles=document.entries, documents=trouble[1])
-        return messages
 
     def take(self, snapshot: Snapshot, documents: int = 1) -> Messages:
         """The new events of a snapshot that was decoded from so many documents, in order of time.
@@ -177,7 +181,6 @@ class SnapshotEvents:
         if snapshot.clock is not None:
             was_ahead = self._clock > snapshot.clock + MAX_FUTURE_US
             self._clock = snapshot.clock if was_ahead else max(self._clock, snapshot.clock)
-        self.header_us = snapshot.header
         return self._messages(snapshot, self._fresh(snapshot))
 
     def _fresh(self, snapshot: Snapshot) -> NDArray[np.int64]:

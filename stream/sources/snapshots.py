@@ -1,7 +1,4 @@
-"""Snapshots of vehicle positions, whatever their format: columns, with a reason for each entry that is refused. Pure.
-
-Stored snapshots, whose arrival is not known: a clock that was ahead is noticed by the headers of the neighbours. Pure.
-"""
+"""Snapshots of vehicle positions of any format: columns, with a reason for each entry that is refused. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +7,9 @@ import io
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -29,9 +25,6 @@ LARGEST_SNAPSHOT = 32 << 20
 LONGEST_ID = 256
 """Largest number of characters of an identifier; the service refuses longer ones as well."""
 MAX_FUTURE_US = MAX_FUTURE // timedelta(microseconds=1)
-AHEAD_US = 60_000_000
-"""A stored header that is later by more than this than those of its neighbours is wrong. Old documents that come late
-differ by less."""
 IN_FUTURE = "time-in-future"
 """Why a vehicle is refused whose timestamp can only come from a wrong clock."""
 LEAST_SPEED_MS = 0.01
@@ -91,21 +84,6 @@ class Snapshot:
     refused: Counter[str]
     ahead_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """By how many seconds times of its entries, refused ones too, are ahead of its own or of its arrival."""
-
-    def until(self, latest_us: int) -> Snapshot:
-        """Without the vehicles that are later; they count as refused. The header is no time of anything then."""
-        sound = self.time <= latest_us
-        ahead = len(sound) - int(sound.sum())
-        return replace(
-            self,
-            clock=None,
-            vehicles=[vehicle for vehicle, is_sound in zip(self.vehicles, sound.tolist(), strict=True) if is_sound],
-            time=self.time[sound],
-            lat=self.lat[sound],
-            lng=self.lng[sound],
-            speed=self.speed[sound],
-            refused=self.refused + Counter({IN_FUTURE: ahead}),
-        )
 
 
 @dataclass
@@ -191,33 +169,6 @@ class SnapshotRows:
 
 def _is_a_time(time_us: int) -> bool:
     return EARLIEST_S * 1_000_000 <= time_us < LATEST_S * 1_000_000
-
-
-Name = TypeVar("Name")
-
-
-def without_clocks_ahead(snapshots: Iterable[tuple[Name, Snapshot]]) -> Iterator[tuple[Name, Snapshot]]:
-    """The snapshots, in the order in which they were stored, each with its name.
-
-    Where a header is :data:`AHEAD_US` later than those of both neighbours, vehicles that are later than these are left
-    out, and count as refused. One snapshot is held back, to see the next.
-    """
-    before: Snapshot | None = None
-    waiting: tuple[Name, Snapshot] | None = None
-    for name, after in snapshots:
-        if waiting is not None:
-            yield waiting[0], _judged(before, waiting[1], after)
-            before = waiting[1]
-        waiting = name, after
-    if waiting is not None:
-        yield waiting
-
-
-def _judged(before: Snapshot | None, snapshot: Snapshot, after: Snapshot) -> Snapshot:
-    if before is None or before.header is None or snapshot.header is None or after.header is None:
-        return snapshot
-    latest = max(before.header, after.header)
-    return snapshot.until(latest) if snapshot.header > latest + AHEAD_US else snapshot
 
 
 Decode = Callable[[bytes, int | None], Snapshot]

@@ -23,7 +23,7 @@ _LONGEST_METADATA = 64 << 20
 
 
 class TableLines:
-    """Blocks of the rows of one Parquet file, in its order; iterated once. ``position`` and ``size``: rows.
+    """Blocks of the rows of one Parquet file, in its order; iterated once.
 
     ``fields``: read only their columns, which must be there; that of the value need not with ``any_value``. Raises
     :class:`~stream.sources.lines.RecordingError` for a file that is no Parquet, and for a missing column.
@@ -36,7 +36,7 @@ class TableLines:
         self._path, self.position = path, 0
         try:
             self._file = ParquetFile(source, thrift_string_size_limit=_LONGEST_METADATA)
-            self.size, names = int(self._file.metadata.num_rows), self._file.schema_arrow.names
+            names = self._file.schema_arrow.names
         except Exception as error:  # whatever error hostile bytes cause
             raise RecordingError(f"{path}: not a readable Parquet file ({_first_line(error)})") from None
         self._columns = names

@@ -1,5 +1,5 @@
-"""Notices what is odd about a live source: hardly any vehicle gives an event because of its timestamp, the feed answers
-but stands still, most of its vehicles are refused. Pure; its memory is fixed.
+"""Notices what is odd about a live source: hardly any vehicle gives an event because of its timestamp, or most of its
+vehicles are refused. Pure; its memory is fixed.
 """
 
 from __future__ import annotations
@@ -14,43 +14,6 @@ from stream.sources.snapshots import IN_FUTURE, NO_PLACE
 
 STALE_S = 300.0
 """Agencies publish every 10 to 60 seconds; a feed that stands still for longer has stopped behind its server."""
-
-
-class Staleness:
-    """Follows the feed's own clock over the answers of one address.
-
-    Only the times of arrival measure how long it stood still, so an agency's clock that is wrong by a constant is no
-    staleness.
-    """
-
-    def __init__(self, longest_s: float = STALE_S) -> None:
-        self._longest_us = round(longest_s * 1_000_000)
-        self._clock: int | None = None
-        self._moved_us: int | None = None
-        self.stale = False
-
-    def answered(self, clock_us: int | None, received_us: int, *, brought_events: bool) -> str | None:
-        """Take one answer; returns a sentence if the feed begins to be stale, or moves again.
-
-        ``clock_us``: the header's timestamp; None if it has none or the document is unchanged. Without a timestamp, new
-        events count as movement.
-        """
-        moved = brought_events if clock_us is None else clock_us != self._clock
-        if moved or self._moved_us is None:
-            self._clock = clock_us if clock_us is not None else self._clock
-            self._moved_us = received_us
-            if self.stale:
-                self.stale = False
-                return "the feed moves again"
-            return None
-        if not self.stale and received_us - self._moved_us >= self._longest_us:
-            self.stale = True
-            seconds = (received_us - self._moved_us) / 1_000_000
-            return (
-                f"the feed stands still: for {seconds:.0f} s its header has had the same timestamp, although its "
-                "server answers; ask the agency"
-            )
-        return None
 
 
 _STALE_US = round(STALE_S * 1_000_000)
@@ -68,8 +31,8 @@ _BEHIND = (
     "times have no zone, or the clock of this machine"
 )
 _UNMOVED = (
-    f"for {STALE_S:.0f} s no vehicle's timestamp has advanced, although the document changes: no event is sent; ask "
-    "the agency"
+    f"for {STALE_S:.0f} s no vehicle's timestamp has advanced, although the server answers: no event is sent; ask the "
+    "agency"
 )
 
 
@@ -116,6 +79,10 @@ class Judged(NamedTuple):
     earlier: int
     ahead: int
     entries: int
+
+
+UNCHANGED = Judged(fresh=0, behind=0, earlier=0, ahead=0, entries=1)
+"""A document of which the server says that it is the one before."""
 
 
 class TimestampWatch:
@@ -166,7 +133,6 @@ class TimestampWatch:
         return mostly
 
 
-_SAY_AGAIN_US = round(STALE_S * 1_000_000)
 _ENOUGH, _AT_LEAST = 100, 10
 """Vehicles that are judged at once; fewer if they took :data:`_LONGEST_US` to arrive."""
 _LONGEST_US = 45_000_000
@@ -227,7 +193,7 @@ class RefusalWatch:
         trouble = self._trouble()
         self._taken, self._began_us = 0, None
         self._refused.clear()
-        if trouble is None or (self._said_us is not None and 0 <= at_us - self._said_us < _SAY_AGAIN_US):
+        if trouble is None or (self._said_us is not None and 0 <= at_us - self._said_us < _STALE_US):
             return None
         self._said_us = at_us
         return trouble

@@ -1,4 +1,4 @@
-"""Decodes GTFS-realtime VehiclePositions (protobuf, JSON or text) into columns, with a reason for each refused entity.
+"""Decodes GTFS-realtime VehiclePositions (protobuf or JSON) into columns, with a reason for each refused entity.
 
 Source: GTFS Realtime Reference 2.0, messages FeedMessage, FeedEntity and VehiclePosition. Positions are float32 there,
 so they are rounded to 1e-6 degree, a tenth of a metre. Speeds are in m/s; many agencies send none, or only zeros.
@@ -10,8 +10,8 @@ undefined.
 The part of GTFS-realtime that is read, and its bounds. A parser keeps all else as bytes, whatever is nested in it.
 
 Two bytes of a snapshot can be a message of their own, which takes a hundred once it is parsed. So parts are counted
-before: of protobuf its entities, because nothing else that is read here is repeated, and of JSON and text what
-separates values.
+before: of protobuf its entities, because nothing else that is read here is repeated, and of JSON what separates
+values.
 
 GTFS-realtime VehiclePositions as canonical events.
 """
@@ -21,12 +21,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from zoneinfo import ZoneInfo
 
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, text_format
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from google.transit import gtfs_realtime_pb2
@@ -38,9 +37,8 @@ from stream.sources.snapshots import LARGEST_SNAPSHOT, Decode, Snapshot, Snapsho
 
 MOST_ENTITIES = 100_000
 """Of one snapshot; the largest cities have some 10 000 vehicles."""
-MOST_SEPARATORS: Mapping[str, int] = {"JSON": 2_000_000, "text": 500_000}
-"""Characters that begin or separate values: as many as 80 000 and 20 000 vehicles with all their fields have."""
-_SEPARATORS = {"JSON": b"{[,", "text": b"{<:,\"'"}
+MOST_SEPARATORS = 2_000_000
+"""Characters of JSON that begin or separate values: as many as 80 000 vehicles with all their fields have."""
 _KIND_BITS = 3
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _ALL: frozenset[str] = frozenset()
@@ -78,9 +76,9 @@ FeedMessage: type[Any] = _reduced()
 """A FeedMessage of the vehicles' positions alone."""
 
 
-def too_many_separators(body: bytes, form: str) -> bool:
-    """Whether a document in JSON or text has more parts than :data:`MOST_SEPARATORS`, wherever they are."""
-    return sum(body.count(sign) for sign in _SEPARATORS[form]) > MOST_SEPARATORS[form]
+def too_many_separators(body: bytes) -> bool:
+    """Whether a document in JSON has more parts than :data:`MOST_SEPARATORS`, wherever they are."""
+    return sum(body.count(sign) for sign in b"{[,") > MOST_SEPARATORS
 
 
 def too_many_entities(body: bytes) -> bool:
@@ -121,8 +119,6 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
 _LARGEST_SINGLE = 3.4e38
 _UINT64_DIGITS = 20
 _INCREMENTALITY = FeedMessage.DESCRIPTOR.fields_by_name["header"].message_type.fields_by_name["incrementality"].number
-_NO_INCREMENTALITY = 'Enum type "transit_realtime.FeedHeader.Incrementality" has no value'
-"""How the parser of protobuf's text form begins its error about an unknown incrementality."""
 _UNREADABLE = (ValueError, RecursionError)
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """An escape that may be half of a surrogate pair."""
@@ -130,7 +126,6 @@ _BEGIN = re.compile(r"(Failed to parse \w+ field: )*")
 """How an error of protobuf's JSON begins: with names of the format, before any value."""
 _NAMED = re.compile(r"parse (\w+) field")
 _HEADER_TAG, _ENTITY_TAG = b"\x0a", b"\x12"
-_TEXT_TOKEN = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|[{}]')
 
 
 def decode_snapshot(
@@ -172,7 +167,7 @@ def vehicle_name(descriptor: Any) -> str | None:
 
 
 def parse_feed(body: bytes) -> tuple[Any, int]:
-    """The decoded message, from protobuf, JSON or text, with what is read of it, and how many entities were unreadable.
+    """The decoded message, from protobuf or JSON, with what is read of it, and how many entities were unreadable.
 
     Raises :class:`SnapshotError`, also for a message whose parts would take more memory than a city's.
     """
@@ -182,11 +177,8 @@ def parse_feed(body: bytes) -> tuple[Any, int]:
     start = body[:64].lstrip()
     try:
         if start.startswith(b"{"):
-            _require(not too_many_separators(body, "JSON"))
+            _require(not too_many_separators(body))
             message, unreadable = _of_tree(_tree(body.decode()))
-        elif start.startswith(b"header"):
-            _require(not too_many_separators(body, "text"))
-            message, unreadable = _of_text(body.decode("utf-8", "replace"))
         elif start.startswith(b"<"):
             raise SnapshotError("an HTML or XML page instead of GTFS-realtime; check the address and the key")
         else:
@@ -197,8 +189,8 @@ def parse_feed(body: bytes) -> tuple[Any, int]:
                     raise _unknown_incrementality(str(unknown.data))
     except SnapshotError:
         raise
-    except (DecodeError, json_format.ParseError, text_format.ParseError, *_UNREADABLE) as error:
-        raise SnapshotError(f"not a GTFS-realtime feed in protobuf, JSON or text form ({_found(error)})") from None
+    except (DecodeError, json_format.ParseError, *_UNREADABLE) as error:
+        raise SnapshotError(f"not a GTFS-realtime feed in protobuf or JSON ({_found(error)})") from None
     if not message.HasField("header") and not message.entity and not unreadable:
         raise SnapshotError("an empty message: neither header nor vehicles; cut short, or another protobuf")
     return message, unreadable
@@ -211,40 +203,14 @@ def _of_octets(body: bytes) -> tuple[Any, int]:
         message.ParseFromString(body)
         return message, 0
     except DecodeError:
-        return _merged(_parts(body), FeedMessage.MergeFromString, _HEADER_TAG)
-
-
-def _of_text(text: str) -> tuple[Any, int]:
-    """The message of the text form; where an entity cannot be read, without it."""
-    message = FeedMessage()
-    try:
-        return text_format.Parse(text, message, allow_unknown_field=True), 0
-    except text_format.ParseError as error:
+        message, unreadable = FeedMessage(), 0
+    for part in _parts(body):
         try:
-            merge = partial(text_format.Merge, allow_unknown_field=True)
-            message, unreadable = _merged(_blocks(text), lambda into, part: merge(part, into), "header")
-        except text_format.ParseError:
-            raise error from None
-        if not message.entity:
-            raise
-        return message, unreadable
-
-
-Part = TypeVar("Part", bytes, str)
-
-
-def _merged(parts: list[Part], merge: Callable[[Any, Part], object], header: Part) -> tuple[Any, int]:
-    """The message of headers and entities, without those entities that cannot be read; raises for a header."""
-    message, unreadable = FeedMessage(), 0
-    for part in parts:
-        try:
-            merge(read := FeedMessage(), part)
-        except (DecodeError, text_format.ParseError):
-            if part.startswith(header):
+            message.MergeFrom(FeedMessage.FromString(part))
+        except DecodeError:
+            if part.startswith(_HEADER_TAG):
                 raise
             unreadable += 1
-        else:
-            message.MergeFrom(read)
     return message, unreadable
 
 
@@ -261,16 +227,6 @@ def _parts(body: bytes) -> list[bytes]:
     if at != len(body):
         raise DecodeError("cut short")
     return parts
-
-
-def _blocks(text: str) -> list[str]:
-    blocks, depth, begin = list[str](), 0, 0
-    for token in _TEXT_TOKEN.finditer(text):
-        depth += {"{": 1, "}": -1}.get(token[0], 0)
-        if token[0] == "}" and depth == 0:
-            blocks.append(text[begin : token.end()].strip())
-            begin = token.end()
-    return blocks
 
 
 def _of_tree(tree: Any) -> tuple[Any, int]:
@@ -297,9 +253,6 @@ def _require(bounded: bool) -> None:
 
 def _found(error: Exception) -> str:
     """What a parser found, or where. Its own words may quote what a vehicle sent, which no log may show."""
-    if isinstance(error, text_format.ParseError):
-        what = "incrementality is none of the format: " if _NO_INCREMENTALITY in str(error) else ""
-        return f"{what}line {error.GetLine()}, column {error.GetColumn()} of its text"
     if isinstance(error, json_format.ParseError):
         begin = _BEGIN.match(str(error))
         path = ".".join(_NAMED.findall(begin[0] if begin else ""))

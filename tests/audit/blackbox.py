@@ -75,7 +75,6 @@ def epsilon_lower_bound(one: npt.ArrayLike, other: npt.ArrayLike, alpha: float =
                         else ("discriminant", "ratio", "ratio of steps")[column - width]
                     )
                     best = (float(scores[at]), name, column, float(thresholds[at]), kind, flipped)
-    assert best is not None
     _, name, column, threshold, kind, flipped = best
     a, b = features_one[half[0] :, column], features_two[half[1] :, column]
     if flipped:
@@ -126,7 +125,7 @@ class Pooled(Noise):
         super().__init__(*([] if entropy is None else [entropy]))
         self._pools: defaultdict[Hashable, _Pool] = defaultdict(_Pool)
 
-    def discrete_laplace(self, numerator, denominator=1, size=None):  # type: ignore[no-untyped-def]
+    def discrete_laplace(self, numerator, denominator=1, size=None):
         if size == 1 and type(numerator) is type(denominator) is int:
             return np.array([self._one((numerator, denominator))], dtype=np.int64)
         scales = np.broadcast(numerator, denominator, *([] if size is None else [np.empty(size)]))
@@ -139,7 +138,7 @@ class Pooled(Noise):
         draw, (t, s) = super().discrete_laplace, scale
         return int(self._pools[scale].next(lambda n: draw(t, s, n)))
 
-    def exponential(self, costs, numerator, denominator, *, offsets=None, weights=None):  # type: ignore[no-untyped-def]
+    def exponential(self, costs, numerator, denominator, *, offsets=None, weights=None):
         groups = 1 if offsets is None else len(offsets) - 1
         if groups > _LARGEST_POOL:
             return super().exponential(costs, numerator, denominator, offsets=offsets, weights=weights)

@@ -1,28 +1,118 @@
-"""Every small world of relation "participation", the real planner, rational arithmetic: the largest loss of any user.
+"""Relation "participation" in exact arithmetic: integers and scales that the shipped draw passes to its source of
+noise, and the largest loss of any user over every small world and over forced transcripts.
 
 A world says which cells each of 3 users visits in each of 3 windows; its neighbour lacks one of them altogether.
+Transcripts are of four windows with residual clipping: what each user loses at most of what they are charged.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
+from dpcore import participation
+from dpcore.accounting import NANO
+from dpcore.budget import MICRO
 from dpcore.contributions import Contributions, Counts
+from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.public_cells import public_cells
+from stream.statistics.merging import by_planned_cells
 from stream.statistics.participation.draw import plan_participation
+from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Due, Plan, encode_plan
-from stream.statistics.window_rows import contributions_of
+from stream.statistics.smoothing_state import Memory
+from stream.statistics.window_release import plan_window, speed_of
+from stream.statistics.window_rows import WindowRows, contributions_of
 from stream.storage.row_store import ROW
 from stream.terms import Terms
 from stream.windows import Window
-from tests.audit.observed import Observation, loss_between, observe
-from tests.support.builders import SLOT, zcdp_config
-from tests.support.participating import riders
+from tests.audit.shipped import recorded
+from tests.support.builders import SLOT, random_rows, zcdp_config
+from tests.support.participating import SMALL, riders
+from tests.support.releasing import draw, due_of
+
+
+@dataclass
+class Observation:
+    """``integers``: (R, C), the numbers to which noise was added. ``t``/``s``: (R, C), the scales that the draw
+    requested.
+    """
+
+    gaussian: bool = False
+    integers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    t: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    s: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class _Added(np.ndarray):
+    """Noise of 0 that records the integers to which it is added, and refuses any other use."""
+
+    observation: Observation
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **_: Any) -> Any:
+        assert ufunc is np.add, f"the noise was changed by {ufunc.__name__} after it was drawn"
+        assert method == "__call__"
+        (exact,) = (value for value in inputs if not isinstance(value, _Added))
+        observation = next(value for value in inputs if isinstance(value, _Added)).observation
+        assert not observation.integers.size, "noise was added twice"
+        observation.integers = np.array(exact)
+        return np.array(exact)
+
+
+class _Observing(Noise):
+    def __init__(self, observation: Observation) -> None:
+        super().__init__()
+        self.observation = observation
+
+    def asked(self, numerator: Any, denominator: Any, gaussian: bool) -> np.ndarray:
+        t, s = np.broadcast_arrays(np.asarray(numerator), np.asarray(denominator))
+        self.observation.t, self.observation.s, self.observation.gaussian = t.copy(), s.copy(), gaussian
+        silent = np.zeros(t.shape, dtype=np.int64).view(_Added)
+        silent.observation = self.observation
+        return silent
+
+    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+        assert size is None
+        return self.asked(numerator, denominator, gaussian=False)
+
+
+@contextmanager
+def gaussians_observed() -> Iterator[None]:
+    """While the block runs, Gaussian draws from an observing noise are 0 and are recorded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(participation, "discrete_gaussian", lambda noise, t, s: noise.asked(t, s, gaussian=True))
+        yield
+
+
+def observe(plan: Plan, contributions: Contributions) -> Observation:
+    """Run the shipped draw of the window and return what it passed to its noise."""
+    observation = Observation()
+    with gaussians_observed():
+        draw(plan, contributions, _Observing(observation))
+    assert observation.integers.shape == observation.t.shape, "some number was released without noise"
+    assert observation.gaussian == (plan.gaussian)
+    return observation
+
+
+def loss_between(one: Observation, two: Observation) -> Fraction:
+    """Loss between two windows: Σ|Δ|·s/t in ε, under Gaussian noise ΣΔ²·s²/(2t²) in ρ. Their noise must be the same."""
+    assert np.array_equal(one.t, two.t), "the scales tell who was there"
+    assert np.array_equal(one.s, two.s), "the scales tell who was there"
+    moved = one.integers - two.integers
+    total = Fraction(0)
+    for at in zip(*np.nonzero(moved), strict=True):
+        d, t, s = int(moved[at]), int(one.t[at]), int(one.s[at])
+        total += Fraction(d * d * s * s, 2 * t * t) if one.gaussian else Fraction(abs(d) * s, t)
+    return total
+
 
 USERS, WINDOWS = 3, 3
 NOWHERE: tuple[int, ...] = ()
@@ -196,3 +286,61 @@ def small_zcdp_world(
             **settings,
         },
     )
+
+
+PERIODS = 4
+RESIDUAL: dict[str, Any] = {
+    "speed.clipping": "residual",
+    "speed.post_processing": ["kalman"],
+    "speed.statistics": ["mean", "p50"],
+    "participation.cells_per_user": 2,
+    "participation.samples_per_cell": 3,
+}
+
+
+def config_of(tmp_path: Path, weight: str, accounting: str) -> Config:
+    settings = RESIDUAL | {"participation.weight": weight}
+    if accounting == "zcdp":
+        return zcdp_config(tmp_path, rho=0.1, rho_budget=0.35, **SMALL | settings)
+    return riders(tmp_path, **settings | {"privacy.epsilon": 1.0, "privacy.budget": 3.5})
+
+
+def worst_shares(config: Config, planner: Callable[..., Plan] = plan_window, seed: int = 3) -> list[Fraction]:
+    """Of each user the part of their charges that all windows together lose, at most."""
+    spent, lost = dict[int, int](), dict[int, Fraction]()
+    cells, noise = public_cells(config), recorded(seed)
+    memory: Memory | None = None
+    for number in range(PERIODS):
+        slot, budget = SLOT + 3600 * number, config.privacy.ledger_budget
+        due = due_of(config, slot)
+
+        def plan_of(rows: np.ndarray, due: Any = due, budget: int = budget, memory: Any = memory) -> tuple[Plan, Any]:
+            read = WindowRows.of(rows, due.terms.reading)
+            left = np.array([budget - spent.get(user, 0) for user in read.counts.users.tolist()], dtype=np.int64)
+            plan = planner(read, due, Allowance(left, budget), cells, memory)
+            return plan, by_planned_cells(plan, read.as_planned(plan).contributions)
+
+        rows = random_rows(seed + number, 60, users=7, places=2, slot=slot)
+        plan, contributions = plan_of(rows)
+        assert number < 2 or plan.ranges is not None, "the first windows give the ranges of the others"
+        seen = observe(plan, contributions)
+        for user in plan.users.tolist():
+            other, without = plan_of(rows[rows["user"] != user])
+            for here, there in zip(public_part(plan), public_part(other), strict=True):
+                assert np.array_equal(here, there), "the public part of a plan looked at this window"
+            lost[user] = lost.get(user, Fraction(0)) + loss_between(seen, observe(other, without))
+        for user, charge in zip(*(column.tolist() for column in plan.charged_users()), strict=True):
+            spent[user] = spent.get(user, 0) + charge
+        speed = speed_of(plan.terms, cells)
+        columns = speed.draw(plan, contributions, noise)
+        _, memory = compose(plan, speed.body(plan, contributions.counts, columns), columns, memory, sequence=number + 1)
+    assert max(spent.values()) <= config.privacy.ledger_budget
+    unit = NANO if config.privacy.accounting == "zcdp" else MICRO
+    return [amount * unit / spent[user] for user, amount in lost.items() if user in spent]
+
+
+def public_part(plan: Plan) -> list[np.ndarray]:
+    """What of a plan follows from earlier releases and the terms: scales and ranges."""
+    part = plan.participation
+    ranges = [column for column in (part.lower, part.upper, part.foretold) if column is not None]
+    return [plan.cells, plan.numerators, plan.denominators, *ranges]

@@ -19,7 +19,6 @@ from stream.config import Config
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import contributing, draw_histograms, exact_counts
 from stream.statistics.plan import Plan
-from tests.audit import participation_transcripts
 from tests.audit.values_transcripts import (
     MERGED,
     OF_A_WINDOW,
@@ -27,11 +26,11 @@ from tests.audit.values_transcripts import (
     PURE_RESIDUAL,
     SETTINGS,
     TREES,
-    Asked,
     settings_of,
     worst_losses,
 )
-from tests.audit.worlds import AREA, honest, small_world, small_zcdp_world, worst_loss
+from tests.audit.worlds import AREA, config_of, honest, small_world, small_zcdp_world, worst_loss, worst_shares
+from tests.dpcore.silence import Asked
 from tests.support.builders import SLOT, located_rows, with_histograms
 from tests.support.releasing import planned_with_fixes
 
@@ -40,7 +39,6 @@ WINDOWS = 3
 
 def integers(plan: Plan, fixes: Fixes) -> np.ndarray:
     """What "singular" adds noise to."""
-    assert plan.terms.histogram is not None
     return np.asarray(exact_counts(plan.terms.histogram, contributing(plan, fixes)))
 
 
@@ -52,7 +50,6 @@ def worst_share_of_histograms(config: Config, seed: int = 0) -> Fraction:
         users = np.unique(rows["user"]).tolist()
         left = np.array([config.privacy.ledger_budget - spent.get(user, 0) for user in users], dtype=np.int64)
         plan, _, fixes = planned_with_fixes(config, rows, left, slot)
-        assert fixes is not None
         return plan, fixes
 
     for number in range(WINDOWS):
@@ -60,9 +57,8 @@ def worst_share_of_histograms(config: Config, seed: int = 0) -> Fraction:
         rows = located_rows(seed + number, 60, users=8, slot=slot)
         plan, fixes = planned(rows, slot)
         draw_histograms(plan, fixes, asked := Asked())
-        (rate,) = asked.rates
+        (rate,) = set(asked.rates)
         exact, terms = integers(plan, fixes), plan.terms.histogram
-        assert terms is not None
         payers = set(contributing(plan, fixes).users.tolist())
         for user in plan.users.tolist():
             moved = np.abs(exact - integers(*planned(rows[rows["user"] != user], slot))).sum()
@@ -106,9 +102,7 @@ def main() -> None:
                 row(f'"participation", {unit}', f'weight = "{weight}"{area}', ", ".join(statistics), ratio)
         for weight in ("share", "user", "sample"):
             for unit, accounting in (("ε", "pure"), ("ρ", "zcdp")):
-                shares = participation_transcripts.worst_shares(
-                    participation_transcripts.config_of(folder, weight, accounting)
-                )
+                shares = worst_shares(config_of(folder, weight, accounting))
                 row(f'"participation", {unit}', f'residual, weight = "{weight}"', "mean, p50", max(shares))
         for case in (*OF_A_WINDOW, *TREES, *MERGED, *SETTINGS, PURE, PURE_RESIDUAL):
             config, worst = settings_of(case, folder), Fraction(0)

@@ -170,8 +170,8 @@ def test_make_knows_every_target_that_the_documents_name():
     ("given", "options"),
     [
         (
-            ["SECONDS=120", "FEED=path/to/2017-03-21.csv.gz", "FORMAT=capmetro"],
-            "--seconds 120 --feed 'path/to/2017-03-21.csv.gz' --format capmetro",
+            ["SECONDS=120", "FLEET=300"],
+            "--seconds 120 --fleet 300",
         ),
         ([], ""),
     ],

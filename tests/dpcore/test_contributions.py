@@ -99,7 +99,6 @@ def test_the_leaves_of_every_tree_are_the_bins_of_its_edges_also_where_more_bins
     """Values 0 … 5: six bins at most, of one value each. Every value is found in its own bin of its own cell."""
     asked = layout(5, bins)
     edges = bin_edges(5, bins)
-    assert asked.tree is not None
     assert asked.tree.bins == len(edges) - 1 == min(bins, 6)
     values = np.arange(6)
     kept = Contributions.group(ids(7, 7, 7, 9, 9, 9), ids(*range(6)), values, values, upper=5)

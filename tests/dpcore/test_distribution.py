@@ -71,12 +71,10 @@ def test_a_released_distribution_is_monotone_and_ends_at_the_public_total_whatev
     distribution = Distribution(800, 64)
     scales = LaplaceScales(np.full((1, 2), 5), np.ones((1, 2), dtype=np.int64))
     _, drawn = distribution.draw(contributions, scales, Noise())
-    assert drawn is not None
     assert (np.diff(drawn.prefix) >= 0).all()
     assert drawn.prefix[0, 0] == 0
     assert drawn.prefix[0, -1] == drawn.total[0] == 9
     _, quiet = distribution.draw(contributions, scales, Silence())
-    assert quiet is not None
     assert quiet.prefix[0, 1:-1] == pytest.approx([(contributions.values < e).sum() for e in quiet.edges[1:-1]])
     assert quiet.percentile(50)[0][0] == pytest.approx(np.median(contributions.values), abs=800 / 64 + 1)
 

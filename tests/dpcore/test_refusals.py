@@ -23,12 +23,14 @@ from dpcore.distribution import Distribution
 from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
 from dpcore.gaussian import discrete_gaussian
 from dpcore.gaussian_allocation import allocate_gaussian, exact_rho_charges
+from dpcore.interval_calibration import CLASSES, FACTORS, Calibration
 from dpcore.laplace_posterior import laplace_posterior
 from dpcore.level_tree import LevelTree
 from dpcore.mean import Mean, sum_caps
 from dpcore.modelled_percentiles import percentiles, shrunken_variances
 from dpcore.moving_mean import MovingMean
 from dpcore.noise import Noise
+from dpcore.occupancy import Occupancy
 from dpcore.participation import Layout, PublicCells, integers
 from dpcore.residual import ResidualMean
 from dpcore.resolution import choose_resolution
@@ -106,7 +108,6 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
     | _case(BudgetError, chop=lambda: suppress(SOME, -5), sweep=lambda: sweep_chop_user(SOME, -5)),
     "epsilon NaN": plans(U, ints(2, 1), math.nan)
     | _case(BudgetError, chop=lambda: suppress(SOME, math.nan), sweep=lambda: sweep_chop_user(SOME, math.nan)),
-    # type: ignore[arg-type]
     "epsilon as a float": plans(U, ints(2, 1), 1.0),
     "upper bound below 0": plans(-1, ints(2, 1), MICRO)
     | _case(
@@ -114,8 +115,7 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         group=lambda: Contributions.group(ONE.astype(np.uint64), ONE.astype(np.uint64), ONE, ONE, upper=-1),
     ),
     "upper bound NaN": {
-        name: (DPError, lambda make=make: make(math.nan).plan(ints(2, 1), MICRO))  # type: ignore[arg-type]
-        for name, make in CELLS.items()
+        name: (DPError, lambda make=make: make(math.nan).plan(ints(2, 1), MICRO)) for name, make in CELLS.items()
     },
     "more samples than int64 sums hold": plans(10**9, HUGE, MICRO)
     | plans(0, HUGE, MICRO)
@@ -149,7 +149,7 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         half_bin=lambda: select_range(ints(1), U, 0, MICRO, Noise()),
         unclipped=lambda: select_quantiles(ints(U + 1), U, ints(5), MICRO, Noise()),
         min_users=lambda: suppress(SOME, MICRO, min_users=0),
-        statistics=lambda: suppress(SOME, MICRO, statistics=("mode",)),  # type: ignore[arg-type]
+        statistics=lambda: suppress(SOME, MICRO, statistics=("mode",)),
         retained=lambda: Mean(U).rows(SOME, SOME.samples + 1),
         retained_variance=lambda: Variance(U, 1).rows(SOME, SOME.samples + 1),
         cap=lambda: sum_caps(SOME, U, -0.5, np.ones(SOME.n_cells)),
@@ -160,41 +160,39 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
     ),
     "noise for another sensitivity": _case(
         ParameterError,
-        part=lambda: noise_ratio(0.9, MICRO),  # type: ignore[arg-type]
-        cut_off=lambda: noise_ratio(1.9, MICRO),  # type: ignore[arg-type]
+        part=lambda: noise_ratio(0.9, MICRO),
+        cut_off=lambda: noise_ratio(1.9, MICRO),
         negative=lambda: noise_ratio(-5, MICRO),
         truth=lambda: noise_ratio(True, MICRO),
-        gaussian=lambda: gaussian_ratio(1.9, 10**9),  # type: ignore[arg-type]
+        gaussian=lambda: gaussian_ratio(1.9, 10**9),
         gaussian_negative=lambda: gaussian_ratio(-1, 10**9),
     ),
     "a charge for another loss": _case(
         ParameterError,
-        part=lambda: gaussian_losses(np.array([0.9]), 1, 1),  # type: ignore[arg-type]
-        squares=lambda: square_losses(np.array([0.9]), 1, 1),  # type: ignore[arg-type]
+        part=lambda: gaussian_losses(np.array([0.9]), 1, 1),
+        squares=lambda: square_losses(np.array([0.9]), 1, 1),
         negative=lambda: square_losses(ints(-1, 2), 1, 1),
-        scale=lambda: gaussian_losses(ints(1), 1.9, 1),  # type: ignore[arg-type]
+        scale=lambda: gaussian_losses(ints(1), 1.9, 1),
         scale_below_0=lambda: gaussian_losses(ints(1), -1, 1),
-        denominator=lambda: gaussian_losses(ints(1), 1, 0.5),  # type: ignore[arg-type]
+        denominator=lambda: gaussian_losses(ints(1), 1, 0.5),
         denominator_0=lambda: gaussian_losses(ints(1), 1, 0),
     )
-    | _case(BudgetError, pure=lambda: rho_of_pure(0.9)),  # type: ignore[arg-type]
+    | _case(BudgetError, pure=lambda: rho_of_pure(0.9)),
     "a draw for another scale": _case(
         ParameterError,
-        laplace=lambda: Noise().discrete_laplace(1.9),  # type: ignore[arg-type]
-        laplace_many=lambda: Noise().discrete_laplace(1.9, 1, 1000),  # type: ignore[arg-type]
+        laplace=lambda: Noise().discrete_laplace(1.9),
+        laplace_many=lambda: Noise().discrete_laplace(1.9, 1, 1000),
         laplace_denominators=lambda: Noise().discrete_laplace(ints(1, 1), np.array([1.0, 1.5])),
-        # type: ignore[arg-type]
         laplace_huge=lambda: Noise().discrete_laplace(2**70),
-        gaussian=lambda: discrete_gaussian(Noise(), 1.9),  # type: ignore[arg-type]
-        gaussian_many=lambda: discrete_gaussian(Noise(), 1.9, 1, 1000),  # type: ignore[arg-type]
-        bernoulli=lambda: Noise().bernoulli_exp(np.array([0.9]), 1),  # type: ignore[arg-type]
-        bernoulli_denominator=lambda: Noise().bernoulli_exp(ints(1), 1.5),  # type: ignore[arg-type]
-        bound=lambda: Noise().below(2.5),  # type: ignore[arg-type]
-        bounds=lambda: Noise().below(np.array([2.5])),  # type: ignore[arg-type]
-        costs=lambda: Noise().exponential(np.array([0.0, 0.9]), 1, 1),  # type: ignore[arg-type]
-        cost_ratio=lambda: Noise().exponential(ints(0, 1), 1, 0.5),  # type: ignore[arg-type]
-        weights=lambda: Noise().exponential(ints(0, 1), 1, 1, weights=np.array([0.5, 1.5])),  # type: ignore[arg-type]
-        # type: ignore[arg-type]
+        gaussian=lambda: discrete_gaussian(Noise(), 1.9),
+        gaussian_many=lambda: discrete_gaussian(Noise(), 1.9, 1, 1000),
+        bernoulli=lambda: Noise().bernoulli_exp(np.array([0.9]), 1),
+        bernoulli_denominator=lambda: Noise().bernoulli_exp(ints(1), 1.5),
+        bound=lambda: Noise().below(2.5),
+        bounds=lambda: Noise().below(np.array([2.5])),
+        costs=lambda: Noise().exponential(np.array([0.0, 0.9]), 1, 1),
+        cost_ratio=lambda: Noise().exponential(ints(0, 1), 1, 0.5),
+        weights=lambda: Noise().exponential(ints(0, 1), 1, 1, weights=np.array([0.5, 1.5])),
     ),
     "values clipped to more than the noise is for": _case(
         ParameterError,
@@ -210,7 +208,7 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
     "a rho or a delta that is none": _case(
         BudgetError,
         ratio_of_nothing=lambda: gaussian_ratio(1, 0),
-        ratio_of_a_part=lambda: gaussian_ratio(1, 0.5),  # type: ignore[arg-type]
+        ratio_of_a_part=lambda: gaussian_ratio(1, 0.5),
         epsilon_of_nothing=lambda: epsilon_of_rho(0, 1e-6),
         rho_of_nothing=lambda: rho_of(0, 1e-6),
         rho_below_0=lambda: rho_of_pure(-1),
@@ -270,6 +268,24 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         deviation_without_end=lambda: shrunken_variances(np.ones(2), np.array([math.inf, 1.0])),
     )
     | _case(OverflowBoundError, weights=lambda: polynomials(ONE, ONE * 2**40, 100_000, 2)),
+    "what no posterior is of": {
+        f"posterior {number}": (ParameterError, lambda given=given: laplace_posterior(*map(np.array, given)))
+        for number, given in enumerate(
+            [
+                (np.eye(2), np.zeros(1), np.ones(1)),
+                (np.eye(1), np.zeros(1), [-1.0]),
+                (np.eye(1), np.zeros(1), [math.inf]),
+                (np.zeros((1, 1)), np.zeros(1), np.ones(1)),
+            ]
+        )
+    }
+    | _case(
+        ParameterError,
+        evidence=lambda: Calibration(np.zeros((2, 3))),
+        evidence_not_finite=lambda: Calibration(np.full((len(CLASSES), len(FACTORS)), math.nan)),
+        users=lambda: Occupancy(np.array([math.nan]), 0.0, 0.0, 0.0),
+        users_below_0=lambda: Occupancy(np.zeros(1), -1.0, 0.0, 0.0),
+    ),
     "thresholds, ranges and bins that are none": {
         f"moving from {least} of {upper}": (ParameterError, lambda u=upper, v=least: MovingMean(u, v))
         for upper, least in ((10, 0), (10, 10), (10, -1), (500, 700))
@@ -294,19 +310,20 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
     "bounds that are none": _case(
         ParameterError,
         mean=lambda: Mean(-5),
-        mean_of_a_float=lambda: Mean(80.5),  # type: ignore[arg-type]
+        mean_of_a_float=lambda: Mean(80.5),
         variance=lambda: Variance(-5, 1),
         grid=lambda: Variance(U, 0),
-        grid_of_a_float=lambda: Variance(U, 0.5),  # type: ignore[arg-type]
+        grid_of_a_float=lambda: Variance(U, 0.5),
     ),
 }
 """Case -> what is called -> (least specific error that will do, the call)."""
 REMEDY = r"[;:,] ?.*\b(give|use|leave|drop|need|plan|clip|count|keep|raise|set|must|correct|allowed)\b"
-BOUND = r"must|^need|outside|within|above|below|exceed|sorted|offered"
+BOUND = r"must|\bneed\b|finite|outside|within|above|below|exceed|sorted|offered"
 BOUND_ALONE = {
     "programs that cannot be charged",
     "a draw that has no law",
     "what no polynomial or modelled percentile is of",
+    "what no posterior is of",
     "thresholds, ranges and bins that are none",
 }
 """Calls that only the code makes; their errors state the bound, which is the remedy."""
@@ -331,7 +348,7 @@ def test_integers_of_any_type_are_taken_and_values_clipped_to_less_than_the_nois
         assert gaussian_ratio(scale, 10**9) == gaussian_ratio(7, 10**9)
         assert Noise().discrete_laplace(np.array([7], dtype=kind)).dtype == np.int64
         assert gaussian_losses(np.array([7], dtype=kind), scale, 1) == gaussian_losses(ints(7), 7, 1)
-    assert Noise().discrete_laplace([], []).shape == discrete_gaussian(Noise(), [], []).shape == (0,)  # type: ignore[arg-type]
+    assert Noise().discrete_laplace([], []).shape == discrete_gaussian(Noise(), [], []).shape == (0,)
     lower = clipped_to(U // 2, U)
     assert Mean(U).integers(lower).tolist() == [U // 2]
     assert Variance(U, 1).integers(lower).tolist() == [0]

@@ -1,6 +1,7 @@
 """CHOP-USER equals a literal reading of its specification, and its sweeps keep what a trial of every K would."""
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,15 @@ def make_counts(matrix: np.ndarray) -> Counts:
 def random_matrix(rng: np.random.Generator) -> np.ndarray:
     shape = (rng.integers(1, 9), rng.integers(1, 8))
     return rng.integers(1, 6, shape) * (rng.random(shape) < rng.uniform(0.2, 1.0))
+
+
+def cities(seed: int, number: int) -> Iterator[tuple[np.ndarray, Counts]]:
+    """Random matrices that are not empty, and their counts."""
+    rng = np.random.default_rng(seed)
+    for _ in range(number):
+        matrix = random_matrix(rng)
+        if matrix.any():
+            yield matrix, make_counts(matrix)
 
 
 def cell_error(total: int, kept: list[int], epsilon: float, statistics) -> float:
@@ -90,11 +100,7 @@ def dense(counts: Counts, samples: np.ndarray) -> np.ndarray:
 def test_equals_the_literal_specification_on_thousands_of_small_cases(statistics):
     """Samples of 1 to 5 give many ties."""
     rng = np.random.default_rng(20)
-    for _ in range(CASES // 3):
-        matrix = random_matrix(rng)
-        if not matrix.any():
-            continue
-        counts = make_counts(matrix)
+    for matrix, counts in cities(20, CASES // 3):
         epsilon, min_users = float(rng.choice([0.1, 0.5, 2.0])), int(rng.integers(1, 3))
         expected, K, threshold = naive(matrix, epsilon, statistics, min_users)
         suppression = chop_user(counts, epsilon * 1e6, statistics=statistics, min_users=min_users)
@@ -166,12 +172,7 @@ def test_a_sweep_at_its_limit_keeps_the_best_of_what_it_finished_and_says_so():
 def test_the_order_in_which_a_sweep_tries_its_limits_does_not_decide():
     """Ties go to the larger K: the same as trying every K from the largest down and keeping the first of least
     error."""
-    rng = np.random.default_rng(26)
-    for _ in range(300):
-        matrix = random_matrix(rng)
-        if not matrix.any():
-            continue
-        counts = make_counts(matrix)
+    for _, counts in cities(26, 300):
         best = None
         for k in range(sweep_chop_user(counts, 2_000_000).max_cells_before, 0, -1):
             plan = suppress(counts, 2_000_000 / k, stop_at=k)
@@ -185,12 +186,7 @@ def test_the_order_in_which_a_sweep_tries_its_limits_does_not_decide():
 
 def test_a_sweep_for_an_objective_keeps_the_k_whose_plan_has_the_least_of_it():
     """Users leave the cell of least error times events: as a literal reading of it chooses, for every K."""
-    rng = np.random.default_rng(27)
-    for _ in range(200):
-        matrix = random_matrix(rng)
-        if not matrix.any():
-            continue
-        counts = make_counts(matrix)
+    for _, counts in cities(27, 200):
         seen = []
 
         def objective(samples, counts=counts, seen=seen):

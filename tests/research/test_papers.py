@@ -1,5 +1,5 @@
-"""What the papers' benchmark computes itself: bounds that hold for the noise as it is, and what one point can
-change."""
+"""What the papers' benchmark computes itself: bounds that hold for the noise as it is, and what one point can change.
+The exact filter that bounds a live map."""
 
 import contextlib
 import inspect
@@ -8,13 +8,16 @@ import json
 from collections.abc import Iterable
 from importlib import import_module
 
+import h3.api.numpy_int as h3
 import numpy as np
 import pytest
 
 from dpcore.contributions import Counts
+from dpcore.earth import local_kilometres
 from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.e2epriv import Objective
 from research.__main__ import STUDIES, main
+from research.live_bounds import DRAWS, START, Day, Window
 from research.papers.bounds import FAILURE, of_components, of_sum
 from research.papers.choice import choices
 from research.papers.recorded_hour import day_of
@@ -146,6 +149,49 @@ def test_every_study_that_can_be_named_has_the_one_shape():
     for name in STUDIES:
         study = import_module(f"research.{name}")
         assert tuple(inspect.signature(study.run).parameters) == ("quick",), name
+
+
+def test_the_learner_of_a_day_is_the_exact_normal_posterior_of_all_its_readings():
+    """Three windows of five cells, some of which are missing, against the joint normal distribution of everything."""
+    rng, v, hours = np.random.default_rng(4), {**START, "own_quiet": 2.0, "own_busy": 2.0}, (0.0, 1.0, 3.5)
+    cells = np.array([h3.latlng_to_cell(30.2 + 0.03 * k, -97.7, 7) for k in range(5)])
+    windows = []
+    for picked, hour in zip(([0, 1, 2], [1, 2, 3, 4], [0, 2, 4]), hours, strict=True):
+        n = len(picked)
+        events, true, typical, covariate, users, noise = (rng.uniform(1, 30, n) for _ in range(6))
+        fall = np.where(np.arange(n) < 2, 5.0, 0.0) * (hour > 0)
+        columns = (events, true, typical, covariate, users, noise, rng.normal(20, 9, (n, DRAWS)), fall)
+        windows.append(Window(np.array(picked), hour, *columns, scored=hour > 3))
+    figures = Day(cells, windows, 1e9).filtered(v)
+
+    def of_all(name: str) -> np.ndarray:
+        return np.concatenate([getattr(window, name) for window in windows])
+
+    which, when = of_all("cells"), np.repeat(hours, [3, 4, 3])
+    at = local_kilometres(*np.array([h3.cell_to_latlng(cell) for cell in cells.tolist()]).T)[which]
+    distance, apart = np.linalg.norm(at[:, None] - at, axis=2), np.abs(when[:, None] - when)
+    same = which[:, None] == which
+    lasting = v["field"] ** 2 * np.exp(-distance / v["length_km"]) + v["own_quiet"] ** 2 * same
+    covariance = lasting * np.exp(-apart / v["memory_hours"])
+    covariance += v["shared"] ** 2 * np.exp(-distance / v["shared_km"] - apart / v["shared_hours"])
+    covariance += v["passing"] ** 2 * same * np.exp(-apart / v["passing_hours"])
+    covariance += v["level_off"] ** 2 + v["level_drift"] ** 2 * np.minimum(when[:, None], when)
+    covariance += v["effect"] ** 2 * np.outer(of_all("covariate"), of_all("covariate"))
+    covariance += np.diag(v["event"] ** 2 / of_all("events") + v["user"] ** 2 / of_all("users"))
+
+    def posterior(hour: float, read: np.ndarray, prior: float) -> tuple[np.ndarray, np.ndarray]:
+        known, here = when <= hour, when == hour
+        noisy = covariance + np.diag(np.square(of_all("noise")))
+        gain = np.linalg.solve(noisy[np.ix_(known, known)], covariance[np.ix_(known, here)]).T
+        variance = covariance[np.ix_(here, here)] - gain @ covariance[np.ix_(known, here)]
+        return prior + gain @ (read[known] - prior), np.sqrt(np.diag(variance))[:, None]
+
+    mean, deviation = posterior(3.5, of_all("read"), v["level"])
+    off, share = np.abs(np.maximum(mean, 0) - windows[-1].true[:, None]), windows[-1].events / windows[-1].events.sum()
+    assert figures.mae == pytest.approx(share @ off.mean(axis=1))
+    assert figures.score == pytest.approx(share @ (np.log(deviation) + np.square(off / deviation) / 2).mean(axis=1))
+    shown = [-posterior(hour, -of_all("fall"), 0.0)[0][:2].sum() / 10.0 for hour in hours[1:]]
+    assert figures.seen == pytest.approx(shown)
 
 
 @pytest.mark.nightly

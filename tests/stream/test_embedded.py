@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from redis.asyncio import Redis
 
 from stream import embedded
 from stream.config import Config
@@ -54,6 +55,13 @@ def lines(file: Path, topic: str) -> list[dict[str, Any]]:
     return [json.loads(bytes(line.value)) for line in read if line.topic == topic]
 
 
+def feeding(redis: Redis, config: Config, folder: Path, start_us: int | None) -> EmbeddedFeed:
+    decoder = Decoder(ageless(config), load_user_key(folder / "k"))
+    return EmbeddedFeed(
+        config, RowStore.of(redis, config), ReleaseStore.of(redis, config), decoder, lambda message: None, start_us
+    )
+
+
 async def run(config: Config, blocks: Sequence[Messages] | Replay, out: Path, **further: Any) -> Progress:
     progress = Progress()
     await run_embedded(config, blocks, Pacer(None), out, progress, **further)
@@ -86,14 +94,7 @@ async def test_an_event_is_in_time_until_its_window_and_the_delay_are_over_by_th
     config = with_redis(bus_config(tmp_path, **{"window.allowed_delay": "5m"}), redis_url)
     deadline = NOON_US + HOUR_US + 300_000_000
     early, last, late = (NOON_US, NOON_US), (deadline, NOON_US + 1), (deadline + 1, NOON_US + 2)
-    feed = EmbeddedFeed(
-        config,
-        RowStore(redis, "bus"),
-        ReleaseStore(redis, "bus"),
-        Decoder(ageless(config), load_user_key(tmp_path / "k")),
-        lambda message: None,
-        None,
-    )
+    feed = feeding(redis, config, tmp_path, None)
     await feed.send(arriving(early, last))
     assert (feed.late, await feed.due_slots()) == (0, [])
     await feed.send(arriving(late))
@@ -110,18 +111,16 @@ async def test_whether_an_event_is_in_time_does_not_depend_on_how_many_came_with
     """A large snapshot is stored in parts, and the clock goes on meanwhile."""
     monkeypatch.setattr(embedded, "AT_ONCE", 2)
     config = with_redis(riders_config(tmp_path), redis_url)
-    decoder = Decoder(ageless(config), load_user_key(tmp_path / "k"))
-    rows = RowStore(redis, config.feed.name)
-    feed = EmbeddedFeed(config, rows, ReleaseStore.of(redis, config), decoder, lambda message: None, NOON_US)
+    feed = feeding(redis, config, tmp_path, NOON_US)
     deadline = NOON_US + HOUR_US + int(config.window.allowed_delay.total_seconds()) * 1_000_000
-    append = rows.append
+    append = RowStore.append
 
     async def meanwhile(*what: Any) -> Any:
         feed.reach(deadline + HOUR_US // 2)
         assert await feed.due_slots() == [], "no window closes before its events are stored"
         return await append(*what)
 
-    monkeypatch.setattr(rows, "append", meanwhile)
+    monkeypatch.setattr(RowStore, "append", meanwhile)
     await feed.send(arriving(*[(deadline, NOON_US + k) for k in range(5)]))
     assert feed.late == 0
     assert len(await rows_in(redis, config.feed.name, SLOT)) == 5
@@ -165,19 +164,15 @@ async def test_a_window_whose_rows_cannot_be_read_is_set_aside_and_the_next_one_
     await RowStore(redis, config.feed.name).move("t/0", 0, 0)  # which opens the partition
     await redis.rpush(PartKeys(FeedKeys(config.feed.name), "t/0").rows(SLOT), b"half a row")
     assert await asyncio.to_thread(embedded.close_to_file, config, SLOT, tmp_path / "r.ndjson") is None
-    rows, store = RowStore(redis, config.feed.name), ReleaseStore.of(redis, config)
-    assert "reading failed" in (await store.reasons())[SLOT]
-    decoder = Decoder(ageless(config), load_user_key(tmp_path / "k"))
-    feed = EmbeddedFeed(config, rows, store, decoder, lambda message: None, NOON_US)
+    assert "reading failed" in (await ReleaseStore.of(redis, config).reasons())[SLOT]
+    feed = feeding(redis, config, tmp_path, NOON_US)
     feed.reach(NOON_US + 3 * HOUR_US)
     assert await feed.due_slots() == [SLOT + 3600], "the next one follows"
 
 
 async def test_the_clock_does_not_go_back_to_a_block_that_was_being_stored(redis_url, redis, tmp_path):
     config = with_redis(riders_config(tmp_path), redis_url)
-    decoder = Decoder(ageless(config), load_user_key(tmp_path / "k"))
-    rows, store = RowStore(redis, config.feed.name), ReleaseStore.of(redis, config)
-    feed = EmbeddedFeed(config, rows, store, decoder, lambda message: None, NOON_US)
+    feed = feeding(redis, config, tmp_path, NOON_US)
     storing = asyncio.create_task(feed.send(arriving((NOON_US, NOON_US))))
     await asyncio.sleep(0)
     feed.reach(NOON_US + 3 * HOUR_US)

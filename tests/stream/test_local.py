@@ -27,9 +27,10 @@ from stream.app.doctor import examine
 from stream.local import REPO_ROOT, LocalServerError, RedisServer, end_process, free_port, spawn
 from stream.local import kafka as local_kafka
 from stream.messages.topics import create_topics
-from stream.servers.connection import NEEDED, REMEDY, ServerVersion, ServerVersionError, require_supported
+from stream.servers.connection import NEEDED, REMEDY, ServerVersion
 from tests.support.broker import shared_bootstrap
 from tests.support.builders import bus_config
+from tests.support.environment import worker_environment
 
 
 def _is_free(port: int) -> bool:
@@ -363,9 +364,7 @@ async def listening(port: int) -> None:
     raise AssertionError(f"nothing listens on port {port} after a minute")
 
 
-async def test_doctor_and_worker_name_an_old_server_and_what_to_do(
-    hexveil, kafka, old_binary, tmp_path, topic_name, monkeypatch
-):
+async def test_doctor_and_worker_name_an_old_server_and_what_to_do(hexveil, kafka, old_binary, tmp_path, topic_name):
     port = free_port()
     server = spawn([old_binary, "--port", str(port)], tmp_path / "old.log")
     try:
@@ -373,13 +372,9 @@ async def test_doctor_and_worker_name_an_old_server_and_what_to_do(
         await listening(port)
         version = [finding for finding in await examine(config) if finding.check == "redis version"]
         await create_topics(config)
-        monkeypatch.setenv("HEXVEIL_REDIS__URL", config.redis.url)
-        monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
-        monkeypatch.setenv("HEXVEIL_KAFKA__GROUP", topic_name)
-        monkeypatch.setenv("HEXVEIL_OPERATOR__PORT", str(free_port()))
-        monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
+        env = worker_environment(tmp_path, kafka, config.redis.url, free_port(), **{"kafka.group": topic_name})
         command = [*hexveil, "worker", "--config", "config/bus-fleet.toml"]
-        worker = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True, timeout=120, check=False)
+        worker = subprocess.run(command, cwd=REPO_ROOT, env=env, capture_output=True, text=True, timeout=120)
     finally:
         end_process(server, 5)
     assert [(finding.ok, finding.found, finding.remedy) for finding in version] == [
@@ -392,8 +387,3 @@ async def test_doctor_and_worker_name_an_old_server_and_what_to_do(
 @pytest.mark.parametrize("timestamp_ms", [None, 1_490_000_000_000, 4_000_000_000_000], ids=["now", "2017", "2096"])
 async def test_a_message_sent_is_a_message_read_whatever_its_clock(kafka, topic_name, timestamp_ms):
     assert await _round_trip(kafka, topic_name, timestamp_ms) == b"23 km/h"
-
-
-def test_an_old_server_is_refused_with_the_version_found_the_one_needed_and_the_remedy():
-    with pytest.raises(ServerVersionError, match=r"redis://a is Redis 6\.2\.14.*Redis 7\.0 or Valkey 8\.0.*upgrade it"):
-        require_supported({"redis_version": "6.2.14"}, "redis://a")

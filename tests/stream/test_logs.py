@@ -150,14 +150,6 @@ async def test_a_client_that_hears_of_no_broker_fails_within_seconds(make):
             await start_client(make(KafkaConfig(bootstrap=address)))
 
 
-async def test_by_itself_a_producer_would_wait_without_end():
-    async with _broker_without_brokers() as address:
-        producer = make_producer(KafkaConfig(bootstrap=address))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(producer.start(), 3)
-        await producer.stop()
-
-
 @pytest.mark.usefixtures("soon")
 async def test_a_worker_tries_new_clients_until_a_broker_is_there(kafka):
     async with _broker_without_brokers() as address, asyncio.timeout(60):

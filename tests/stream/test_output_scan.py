@@ -6,29 +6,21 @@ added to, every byte outside must be the same whoever took part, was refused, sp
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import h3
-import msgspec
-import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.app.running import Ingesting
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.config.histogram import MECHANISMS
 from stream.evaluation.evaluate import with_speed
 from stream.local import KafkaServer
-from stream.messages.message import REJECTED, WINDOW, Message
-from stream.statistics import window_release
-from stream.statistics.plan import Plan, ValuesPart
-from stream.statistics.window_release import WindowStatistics, plan_window
-from stream.statistics.window_rows import WindowRows
+from stream.messages.message import REJECTED, WINDOW
 from stream.storage.keys import FeedKeys
-from stream.storage.row_store import RowStore
 from tests.support.builders import riders_config, zcdp_config
 from tests.support.nightly import nightly, nightly_but
 from tests.support.scanning import (
@@ -234,123 +226,3 @@ def public_part(body: Any) -> Any:
 
 def cell(lat: float, lng: float) -> str:
     return str(h3.latlng_to_cell(lat, lng, 6))
-
-
-def status_by_raw_count(patch: pytest.MonkeyPatch) -> None:
-    """Planted bug: a cell that nobody visited is marked as suppressed."""
-
-    def leaking(rows: WindowRows, *rest: Any) -> Plan:
-        plan = plan_window(rows, *rest)
-        visited = np.isin(plan.cells, rows.counts.cells)
-        return msgspec.structs.replace(plan, values=ValuesPart(published=visited))
-
-    patch.setattr(window_release, "plan_window", leaking)
-
-
-def _messages(patch: pytest.MonkeyPatch, change: Callable[[list[Message], Any], list[Message]]) -> None:
-    shipped = WindowStatistics.compose
-
-    def leaking(self: WindowStatistics, plan: Plan, drawn: Any, memory: bytes, number: int) -> Any:
-        messages, after = shipped(self, plan, drawn, memory, number)
-        return change(messages, drawn.counts), after
-
-    patch.setattr(WindowStatistics, "compose", leaking)
-
-
-def _visited(counts: Any, message: Message) -> bool:
-    return message.topic == WINDOW or int(message.key, 16) in set(counts.cells.tolist())
-
-
-def messages_for_visited_cells(patch: pytest.MonkeyPatch) -> None:
-    """Planted bug, as under "values": cells without users have no message."""
-    _messages(patch, lambda messages, counts: [m for m in messages if _visited(counts, m)])
-
-
-def visited_cells_first(patch: pytest.MonkeyPatch) -> None:
-    """The same messages, in the order in which their cells became known."""
-    _messages(
-        patch, lambda messages, counts: sorted(messages, key=lambda m: (m.topic == WINDOW, not _visited(counts, m)))
-    )
-
-
-def number_of_events_in_a_header(patch: pytest.MonkeyPatch) -> None:
-    """A counter of events outside the boundary."""
-
-    def counted(messages: list[Message], counts: Any) -> list[Message]:
-        header = ("ce_events", str(int(counts.samples.sum())).encode())
-        return [m._replace(headers=(*m.headers, header)) for m in messages]
-
-    _messages(patch, counted)
-
-
-def bad_input_reported(patch: pytest.MonkeyPatch) -> None:
-    """As under "values": hexveil.rejected.v1 says how much was refused."""
-
-    async def report(self: Ingesting, message: Message) -> None:
-        assert self.producer is not None
-        await self.producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
-
-    patch.setattr(Ingesting, "report", report)
-
-
-def windows_with_rows_only(patch: pytest.MonkeyPatch) -> None:
-    """Planted bug, as under "values": a window without rows is not released."""
-    due = Worker.due_slots
-
-    async def visited(self: Worker) -> list[int]:
-        rows = await RowStore(self.redis, self.config.feed.name).open_slots()
-        return [slot for slot in await due(self) if slot in rows]
-
-    patch.setattr(Worker, "due_slots", visited)
-
-
-def timestamp_of_the_last_event(patch: pytest.MonkeyPatch) -> None:
-    """Planted bug: the record's time reveals the number of events, a millisecond each."""
-    _messages(
-        patch,
-        lambda messages, counts: [
-            m._replace(timestamp_ms=(m.timestamp_ms or 0) - int(counts.samples.sum())) for m in messages
-        ],
-    )
-
-
-def window_number_that_counts_charges(patch: pytest.MonkeyPatch) -> None:
-    """Planted bug: the number in the close marker grows with every charged user, not with every window."""
-
-    def numbered(messages: list[Message], counts: Any) -> list[Message]:
-        *releases, marker = messages
-        body = json.loads(marker.value)
-        body["sequence"] += counts.n_users
-        return [*releases, marker._replace(value=msgspec.json.encode(body))]
-
-    _messages(patch, numbered)
-
-
-@pytest.mark.parametrize(
-    "leak",
-    [
-        status_by_raw_count,
-        bad_input_reported,
-        windows_with_rows_only,
-        *map(
-            nightly,
-            (
-                messages_for_visited_cells,
-                visited_cells_first,
-                number_of_events_in_a_header,
-                timestamp_of_the_last_event,
-                window_number_that_counts_charges,
-            ),
-        ),
-    ],
-)
-async def test_the_scan_catches_a_planted_leak(leak, broker, redis, redis_url, tmp_path, clock):
-    """One hour, with the user and without them, reveals the bug."""
-    overrides = {"kafka.bootstrap": broker, "redis.url": redis_url, "feed.domain": BOX, "privacy.budget": 5.0}
-    config = riders_config(tmp_path, **overrides)
-    with pytest.MonkeyPatch.context() as patch:
-        leak(patch)
-        without = await observe(config, redis, nobody, clock, look=False, hours=1)
-        clock.now = float(START)
-        with_him = await observe(config, redis, does_all_of_it, clock, look=False, hours=1)
-    assert without.differences(with_him)

@@ -1,8 +1,7 @@
 """Timeslots and periods tile time, on every kind of day; watermarks obey the slowest live partition. A domain across
 the meridian of 180 degrees, where west is greater than east: events, histograms and ranges."""
 
-import math
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
@@ -16,7 +15,7 @@ from dpcore.spatial.domain import DomainError
 from stream.config.section import BoundingBox
 from stream.messages.range_query import RangeError, parse_box
 from stream.serve.hexagons import within
-from stream.windows import PartitionTime, Slotting, SpanError, Window, read_through, utc_text, watermark
+from stream.windows import PartitionTime, Period, Slotting, SpanError, Window, read_through, watermark
 from tests.support.counting_calls import calls_in
 from tests.support.nightly import nightly
 
@@ -32,53 +31,28 @@ DAY = timedelta(days=1)
 YEARS = {"America/Sao_Paulo": 2017, "Pacific/Apia": 2011}
 
 
-def brute_force_windows(zone: str, year: int, slot: timedelta) -> list[Window]:
-    """All slots of a year by walking from local midnight to local midnight, second by second of elapsed time."""
-    tz, step = ZoneInfo(zone), slot // timedelta(seconds=1)
-    midnights = sorted({int(datetime(d.year, d.month, d.day, tzinfo=tz).timestamp()) for d in all_days(year)})
-    return [
-        Window(start, min(start + step, end)) for begin, end in pairwise(midnights) for start in range(begin, end, step)
-    ]
-
-
-def all_days(year: int) -> list[date]:
-    first = date(year, 1, 1).toordinal()
-    return [date.fromordinal(first + i) for i in range(367)]
+def midnights_of(zone: str, year: int) -> list[int]:
+    """When the local days of a year begin; a day that an island skipped does not."""
+    first, tz = date(year, 1, 1).toordinal(), ZoneInfo(zone)
+    days = (date.fromordinal(first + number) for number in range(367))
+    return sorted({int(datetime(day.year, day.month, day.day, tzinfo=tz).timestamp()) for day in days})
 
 
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("slot", [nightly(timedelta(minutes=15)), timedelta(hours=1), timedelta(hours=6), DAY])
-def test_slots_of_a_year_equal_a_walk_over_local_days(zone, slot):
-    slotting = Slotting(slot, DAY, zone)
-    windows = brute_force_windows(zone, YEARS.get(zone, 2017), slot)
+def test_slots_and_periods_of_a_year_equal_a_walk_over_local_days(zone, slot):
+    """Second by second of elapsed time: days of 23, 23.5, 24.5 and 25 hours are among them."""
+    slotting, step, windows = Slotting(slot, DAY, zone), slot // timedelta(seconds=1), list[Window]()
+    for begin, end in pairwise(midnights_of(zone, YEARS.get(zone, 2017))):
+        day = datetime.fromtimestamp(begin, ZoneInfo(zone)).date().isoformat()
+        assert slotting.period_of((begin + end) // 2) == Period(begin, end, day)
+        windows += [Window(start, min(start + step, end)) for start in range(begin, end, step)]
     starts, ends = np.array(windows).T
     for probe in (starts, (starts + ends) // 2, ends - 1):
         assert (slotting.slot_starts(probe * 1_000_000) == starts).all()
     assert (slotting.slot_starts(ends * 1_000_000 - 1) == starts).all()
     assert all(slotting.window(window.start) == window for window in windows)
     assert all(left.end == right.start for left, right in pairwise(windows))
-
-
-@pytest.mark.parametrize(
-    ("zone", "day", "hours"),
-    [
-        ("America/Chicago", date(2017, 3, 12), 23),
-        ("America/Chicago", date(2017, 11, 5), 25),
-        ("Europe/London", date(2017, 3, 26), 23),
-        ("Australia/Lord_Howe", date(2017, 10, 1), 23.5),
-        ("Australia/Lord_Howe", date(2017, 4, 2), 24.5),
-        ("Asia/Kathmandu", date(2017, 3, 12), 24),
-    ],
-)
-def test_a_day_with_a_clock_change_is_one_period_of_its_true_length(zone, day, hours):
-    slotting = Slotting(timedelta(hours=1), DAY, zone)
-    noon = int(datetime(day.year, day.month, day.day, 12, tzinfo=ZoneInfo(zone)).timestamp())
-    period = slotting.period_of(noon)
-    assert period.key == day.isoformat()
-    assert period.end - period.start == hours * 3600
-    starts = np.unique(slotting.slot_starts(np.arange(period.start, period.end, 60) * 1_000_000))
-    assert len(starts) == math.ceil(hours)
-    assert slotting.window(int(starts[-1])).end == period.end
 
 
 @given(
@@ -147,36 +121,26 @@ def at(event: int | None, moved: int = NOW, read: int = NOW) -> PartitionTime:
     return PartitionTime(event, moved, read)
 
 
-def test_the_slowest_partition_decides():
-    partitions = {"t/0": at(NOW - 10 * SECOND), "t/1": at(NOW - 900 * SECOND)}
-    assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 1200 * SECOND
+AHEAD, BEHIND = NOW - 10 * SECOND, NOW - 900 * SECOND
 
 
-def test_a_partition_read_to_its_end_that_brings_nothing_newer_no_longer_holds_windows_open():
-    partitions = {"t/0": at(NOW - 10 * SECOND), "t/1": at(NOW - 900 * SECOND, moved=NOW - 600 * SECOND)}
-    assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 310 * SECOND
-
-
-def test_a_partition_that_was_not_read_to_its_end_is_never_idle():
-    for moved, read in ((NOW - 7000 * SECOND, NOW - 6500 * SECOND), (NOW - 7000 * SECOND, NOW - 5000 * SECOND)):
-        partitions = {"t/0": at(NOW - 10 * SECOND), "t/1": at(NOW - 900 * SECOND, moved, read)}
-        assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 1200 * SECOND, (
-            "nothing could be stored, or no one reads it"
-        )
-
-
-def test_a_partition_without_events_holds_windows_open_until_it_is_idle():
-    partitions = {"t/0": at(NOW), "t/1": at(None, moved=NOW - 599 * SECOND)}
-    assert watermark(partitions, NOW, DELAY, IDLE) is None
-    partitions["t/1"] = at(None, moved=NOW - 600 * SECOND)
-    assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 300 * SECOND
-
-
-def test_when_all_are_idle_the_clock_closes_the_tail():
-    recorded = {"t/0": at(NOW - 10**15, moved=NOW - 600 * SECOND)}
-    assert watermark(recorded, NOW, DELAY, IDLE) == NOW - 300 * SECOND
-    assert watermark({"t/0": at(None, moved=NOW - 600 * SECOND)}, NOW, DELAY, IDLE) is None
-    assert watermark({}, NOW, DELAY, IDLE) is None
+@pytest.mark.parametrize(
+    ("partitions", "seconds"),
+    [
+        pytest.param([at(AHEAD), at(BEHIND)], 1200, id="the slowest decides"),
+        pytest.param([at(AHEAD), at(BEHIND, NOW - 600 * SECOND)], 310, id="it is idle: read to its end, nothing newer"),
+        pytest.param([at(AHEAD), at(BEHIND, NOW - 7000 * SECOND, NOW - 6500 * SECOND)], 1200, id="nothing is stored"),
+        pytest.param([at(AHEAD), at(BEHIND, NOW - 7000 * SECOND, NOW - 5000 * SECOND)], 1200, id="no one reads it"),
+        pytest.param([at(NOW), at(None, NOW - 599 * SECOND)], None, id="one without events is not idle yet"),
+        pytest.param([at(NOW), at(None, NOW - 600 * SECOND)], 300, id="and is idle"),
+        pytest.param([at(NOW - 10**15, NOW - 600 * SECOND)], 300, id="all are idle: the clock closes the tail"),
+        pytest.param([at(None, NOW - 600 * SECOND)], None, id="there was no event"),
+        pytest.param([], None, id="there is no partition"),
+    ],
+)
+def test_the_watermark_is_that_of_the_slowest_partition_that_is_not_idle(partitions, seconds):
+    named = {f"t/{number}": partition for number, partition in enumerate(partitions)}
+    assert watermark(named, NOW, DELAY, IDLE) == (None if seconds is None else NOW - seconds * SECOND)
 
 
 def test_windows_wait_for_the_partition_that_is_read_least_far():
@@ -195,10 +159,6 @@ def test_one_fast_clock_never_moves_the_watermark_past_the_clock_less_the_delay(
     assert moved <= NOW - 300 * SECOND
     others = [event for name, event in events.items() if name != "a"]
     assert moved == min([*others, NOW]) - 300 * SECOND
-
-
-def test_bounds_are_written_in_utc():
-    assert utc_text(1490097600) == datetime.fromtimestamp(1490097600, UTC).isoformat().replace("+00:00", "Z")
 
 
 def test_a_span_is_whole_timeslots_between_local_times():

@@ -1,4 +1,4 @@
-"""Two feeds of one ledger with real servers, whose Redis can be set back."""
+"""Feeds with real servers, whose Redis can be set back."""
 
 import json
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ from stream.protocol import close_process
 from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import verify_ledger
 from stream.storage.ledger import Ledger
-from tests.support.builders import SLOT
+from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config
 from tests.support.sharing import PERIOD, sharing
 from tests.support.stored_rows import back_up, fill, set_back
 from tests.support.topics_reader import read_all
@@ -28,45 +28,62 @@ HOUR = 3600
 
 @dataclass
 class City:
-    """Two feeds of one ledger with a Redis of their own that can be copied and set back, and three hours with rows."""
+    """Feeds with a Redis of their own that can be copied and set back. Where none is named, the first is meant."""
 
-    bus: Config
-    tram: Config
+    feeds: tuple[Config, ...]
     server: RedisServer
     folder: Path
 
-    async def fill(self) -> None:
-        async with Redis.from_url(self.server.url) as client:
-            for config in (self.bus, self.tram):
-                await fill(client, config, 3)
+    @property
+    def bus(self) -> Config:
+        return self.feeds[0]
 
-    async def verify(self, config: Config) -> str:
+    @property
+    def tram(self) -> Config:
+        return self.feeds[1]
+
+    async def fill(self, hours: int = 3) -> None:
         async with Redis.from_url(self.server.url) as client:
-            return await verify_ledger(config, client)
+            for config in self.feeds:
+                await fill(client, config, hours)
+
+    async def verify(self, config: Config | None = None) -> str:
+        async with Redis.from_url(self.server.url) as client:
+            return await verify_ledger(config or self.bus, client)
 
     async def release(self, config: Config, hour: int) -> str | None:
         """Why the window was not released; None if it was."""
         (report,) = await close_windows(config, [SLOT + hour * HOUR])
         return report.reason if report.failure else None
 
+    async def failures(self, *hours: int) -> list[str | None]:
+        """What became of windows of the first feed that were closed in turn; None: it was released."""
+        return [report.failure for report in await close_windows(self.bus, [SLOT + hour * HOUR for hour in hours])]
+
     async def spent(self) -> tuple[int, int]:
         async with Redis.from_url(self.server.url) as client:
             return await Ledger.of(client, self.bus).total(PERIOD)
 
-    async def markers(self, config: Config) -> list[dict[str, Any]]:
-        records = await read_all(config.kafka.bootstrap, config.feed.name)
+    async def markers(self, config: Config | None = None) -> list[dict[str, Any]]:
+        """Every close marker, in order of publication."""
+        feed = config or self.bus
+        records = await read_all(feed.kafka.bootstrap, feed.feed.name)
         return [json.loads(record.value) for record in records if record.topic == WINDOW]
+
+    async def sequences(self) -> list[int]:
+        """The numbers of the windows that were published."""
+        return [marker["sequence"] for marker in await self.markers()]
 
     def backup(self) -> None:
         back_up(self.server, self.folder / "backup")
 
     def set_back(self) -> None:
         set_back(self.server, self.folder / "backup")
-        close_process.begin_anew()
 
 
 @pytest.fixture
 async def city(kafka: str, redis_binary: str | None, tmp_path: Path, topic_name: str) -> AsyncIterator[City]:
+    """Two feeds of one ledger."""
     with RedisServer(tmp_path / "redis", binary=redis_binary) as server:
         settings = {"kafka.bootstrap": kafka, "redis.url": server.url, "privacy.budget": 96.0}
         both = sharing(tmp_path, f"{topic_name}-", topic_name, **settings)
@@ -74,4 +91,14 @@ async def city(kafka: str, redis_binary: str | None, tmp_path: Path, topic_name:
             await create_topics(config)
             load_user_key(config.privacy.user_key_file)  # as a worker that starts does
         close_process.begin_anew()
-        yield City(*both, server, tmp_path)
+        yield City(both, server, tmp_path)
+
+
+@pytest.fixture
+async def deployment(kafka: str, redis_binary: str | None, tmp_path: Path, topic_name: str) -> AsyncIterator[City]:
+    """A feed with a ledger of its own."""
+    with RedisServer(tmp_path / "redis", binary=redis_binary) as server:
+        named = {"feed.name": topic_name, "feed.topic": topic_name, "kafka.group": topic_name}
+        config = bus_config(tmp_path, **named, **PLAINLY_PLANNED, **{"kafka.bootstrap": kafka, "redis.url": server.url})
+        await create_topics(config)
+        yield City((config,), server, tmp_path)

@@ -1,10 +1,15 @@
-"""Environment of the processes that tests start: the source tree on the path, and settings of their own. Writes files
-as operators keep secrets: readable by their owner only. Requests to a service that is just starting."""
+"""Environment of the processes that tests start: the source tree on the path, and settings of their own. A worker as
+such a process. Writes files as operators keep secrets: readable by their owner only. Requests to a service that is just
+starting."""
 
+import asyncio
 import os
+import signal
+import subprocess
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from stream.local import REPO_ROOT
@@ -42,3 +47,27 @@ def worker_environment(
     named = {} if feed is None else {"feed.name": feed, "feed.topic": feed, "kafka.group": feed}
     servers = {"kafka.bootstrap": kafka, "redis.url": redis_url, "operator.port": str(port)}
     return environment(named | servers | {"privacy.user_key_file": str(folder / "user.key")} | settings)
+
+
+def make_ready(command: Sequence[str], env: Mapping[str, str], folder: Path, config: Path, since: str = "") -> None:
+    """Create the topics of a feed and adopt its periods, as an operator does before the first start of a worker."""
+    adopt = ["ledger", "adopt", "--no-other-ledger", *(["--since", since] if since else [])]
+    for words in (["topics", "create"], adopt):
+        subprocess.run([*command, *words, "--config", str(config)], env=env, cwd=folder, check=True)
+
+
+@asynccontextmanager
+async def working(
+    command: Sequence[str], env: Mapping[str, str], folder: Path, config: Path
+) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A worker until the block ends. SIGTERM must end it well; its log is shown if it does not, or if time is over."""
+    log = folder / "worker.log"
+    with log.open("a") as told:
+        worker = subprocess.Popen([*command, "worker", "--config", str(config)], env=env, cwd=folder, stderr=told)
+        try:
+            yield worker
+        except TimeoutError:
+            raise AssertionError(log.read_text()[-6000:]) from None
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(worker.wait, 60) == 0, log.read_text()[-3000:]

@@ -160,10 +160,8 @@ def worker_parts(monkeypatch: pytest.MonkeyPatch, noise: Callable[[], Noise]) ->
         yield clock
 
 
-async def observe(
-    config: Config, redis: Redis, arrivals: Hourly, clock: Clock, *, look: bool = True, hours: int = HOURS
-) -> Transcript:
-    """Run the feed for ``hours`` through a fresh broker state and write down every output; ``look``: the public API
+async def observe(config: Config, redis: Redis, arrivals: Hourly, clock: Clock, *, look: bool = True) -> Transcript:
+    """Run the feed for :data:`HOURS` through a fresh broker state and write down every output; ``look``: the public API
     too."""
     await redis.flushall()
     close_process.begin_anew()
@@ -171,14 +169,14 @@ async def observe(
     await redis.set(FeedKeys(config.feed.name).generation, GENERATION)
     await _clear(config.kafka.bootstrap)
     await create_topics(config)
-    await _run(config, arrivals, clock, hours)
+    await _run(config, arrivals, clock)
     transcript = Transcript(records=await _records(config))
     if look:
         await _look(config, transcript)
     return transcript
 
 
-async def _run(config: Config, arrivals: Hourly, clock: Clock, hours: int) -> None:
+async def _run(config: Config, arrivals: Hourly, clock: Clock) -> None:
     worker = Worker(config)
     state = RowStore(worker.redis, config.feed.name)
     reading = Ingesting(worker)
@@ -186,7 +184,7 @@ async def _run(config: Config, arrivals: Hourly, clock: Clock, hours: int) -> No
     try:
         assert await worker.due_slots() == []
         sent = 0
-        for hour in range(hours):
+        for hour in range(HOURS):
             clock.now = START + hour * HOUR + HOUR / 2
             values = arrivals(hour)
             await produce(config.kafka.bootstrap, config.feed.topic, values, 4, first=sent)

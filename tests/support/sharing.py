@@ -9,6 +9,7 @@ import numpy as np
 from redis.asyncio import Redis
 
 from stream.config import Config
+from stream.local import REPO_ROOT
 from stream.statistics.plan import Plan, decode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
@@ -36,6 +37,13 @@ def sharing(folder: Path, name: str = "", ledger: str = LEDGER, **overrides: Any
         for feed in ("bus", "tram")
     ]
     return feeds[0], feeds[1]
+
+
+def sharing_file(folder: Path) -> Path:
+    """The shipped bus-fleet.toml, which shares the ledger."""
+    text, file = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8"), folder / "bus.toml"
+    file.write_text(text.replace("[hexagons]", f'[ledger]\nname = "{LEDGER}"\n\n[hexagons]'), encoding="utf-8")
+    return file
 
 
 async def stored(redis: Redis, config: Config, seed: int) -> None:
@@ -73,8 +81,5 @@ async def drawn(redis: Redis, config: Config, slot: int = SLOT, hook: Any = None
 async def spent(redis: Redis, config: Config) -> Counter[int]:
     """What the ledger says each of the twelve users spent."""
     users = np.arange(1, 13, dtype=np.uint64)
-    return Counter(
-        dict(
-            zip(users.tolist(), (await Ledger.of(redis, config).spent(PERIOD, users, besides=0)).tolist(), strict=True)
-        )
-    )
+    amounts = await Ledger.of(redis, config).spent(PERIOD, users, besides=0)
+    return Counter(dict(zip(users.tolist(), amounts.tolist(), strict=True)))

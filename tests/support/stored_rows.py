@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
+from stream.app.worker import Worker
 from stream.config import Config
 from stream.local import RedisServer
 from stream.storage import client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
-from stream.storage.row_store import ROW, RowStore
+from stream.storage.row_store import ROW, ReadThrough, RowStore
 from tests.support.builders import SLOT, random_rows
 
 
@@ -75,9 +76,40 @@ async def rows_in(redis: Redis, feed: str, slot: int) -> np.ndarray:
     return np.frombuffer(b"".join(blob for part in blobs for blob in part), ROW)
 
 
-async def read_clock(_: RowStore) -> int:
-    """Two hours after the start of the first window, µs UTC."""
-    return (SLOT + 2 * HOUR) * 1_000_000
+class Clock:
+    """The clock of the store, s UTC: two hours after the start of the first window, or where a test puts it."""
+
+    now = float(SLOT + 2 * HOUR)
+
+    def rules(self, patch: pytest.MonkeyPatch) -> None:
+        async def now_us(_: RowStore) -> int:
+            return round(self.now * 1e6)
+
+        patch.setattr(RowStore, "now_us", now_us)
+
+
+async def due(config: Config, partition: str = "t/0") -> list[int]:
+    """The windows that a worker finds due which has read the feed up to now."""
+    worker = Worker(config)
+    try:
+        now, stored = await worker.rows.now_us(), (await worker.rows.next_offsets())[partition]
+        await worker.rows.list_partitions([partition], now)
+        assert await worker.rows.read_through([ReadThrough(partition, stored, stored, now)]) == {}
+        return await worker.due_slots()
+    finally:
+        await worker.redis.aclose()
+
+
+async def dump(redis: Redis) -> dict[bytes, bytes]:
+    """All that is stored, for :func:`put_back`."""
+    return {key: await redis.dump(key) for key in await redis.keys()}
+
+
+async def put_back(redis: Redis, older: dict[bytes, bytes]) -> None:
+    """Let a running Redis hold what it held when :func:`dump` was called, and nothing else."""
+    await redis.flushall()
+    for key, value in older.items():
+        await redis.restore(key, 0, value)
 
 
 async def store(redis: Redis, config: Config, rows: np.ndarray, slot: int = SLOT) -> RowStore:

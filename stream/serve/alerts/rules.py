@@ -28,26 +28,121 @@ corollary 17).
 **A ratio of noisy numbers** (relation "participation"): the mean is x̃ = S̃/Ñ, so x̃ as such has no known law. But the
 exact mean is at least r if and only if S − rN >= 0, and S̃ − rÑ = (x̃ − r)Ñ has noise that is a sum as above (Fieller
 1954).
+
+Usual is what earlier releases of a cell say at the same time of day, of the same area: a merged cell is what its finer
+neighbours leave of it (``excludes``), so one cell id is another area in another window.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, time
+from itertools import islice
 from typing import Any, NamedTuple
 
 import h3
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.arrays import FloatArray
+from dpcore.arrays import FloatArray, IdArray
 from dpcore.bernstein import MEAN_OF
 from stream.config.alerts import AlertRule
 from stream.config.value import SPEED_UNIT
-from stream.messages.cells import Number, cells_of
-from stream.serve.cell_history import ENOUGH, CellArray, Rests, Usual, other_areas
-from stream.serve.window_store import CloseMarker, View, WindowView, marker_of
+from stream.messages.cells import Cell, Number, cells_of
+from stream.serve.window_store import CloseMarker, View, WindowView, local_start, marker_of, zone_of
+
+EARLIER = 28
+"""Largest number of earlier windows that are used."""
+LOOK_BACK = 10_000
+"""Number of earlier windows among which they are sought."""
+ENOUGH = 3
+"""Fewest windows of a kind that say what is usual."""
+
+Rests = dict[int, frozenset[str]]
+"""The finer cells that each merged cell of a window excludes; cells without such are left out."""
+
+
+class Decoded(NamedTuple):
+    """Of a complete window: cells with noise in their mean, ascending, (2, C) means as released with standard
+    deviations of their noise, and what merged cells exclude."""
+
+    cells: IdArray
+    means: FloatArray
+    rests: Rests
+
+
+class Usual:
+    """Finds what is usual before any window of the store; keeps what it decoded of each window."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], Decoded] = {}
+        """By (feed, start), of windows that the view still holds."""
+        self._lock = threading.Lock()
+
+    def earlier_of_each(self, view: View, windows: Sequence[WindowView]) -> list[list[WindowView]]:
+        """For each of the ``windows``, all of one feed: complete ones before it that begin at the same local time, at
+        most :data:`EARLIER`, newest first.
+
+        They are of the same day of the week if there are :data:`ENOUGH`; else of the same kind of day (Monday to
+        Friday, or the weekend); else of any day. The view is sorted once, and each time of day read once.
+        """
+        if not windows:
+            return []
+        with self._lock:
+            for key in self.kept.keys() - view.windows.keys():
+                del self.kept[key]
+        newest = max(window.start for window in windows)
+        before = (other for other in view.ordered(windows[0].feed) if other.complete and other.start < newest)
+        others = list(islice(before, LOOK_BACK))
+        zones = [zone_of(window) for window in windows]
+        by_time = {zone: _by_time_of_day(others, zone) for zone in set(zones)}
+        return [_before(by_time[zone], window, zone) for window, zone in zip(windows, zones, strict=True)]
+
+    def decoded(self, window: WindowView) -> Decoded:
+        """What is compared of a complete window."""
+        key = (window.feed, window.start)
+        with self._lock:
+            decoded = self.kept.get(key)
+        if decoded is None:  # without the lock, for which the event loop may wait
+            decoded = _decode(cells_of(window.in_order()))
+            with self._lock:
+                self.kept[key] = decoded
+        return decoded
+
+
+def _by_time_of_day(windows: Sequence[WindowView], zone: str) -> dict[time, list[tuple[int, WindowView]]]:
+    """Windows with their days of the week, by the local time at which they begin, in the given order."""
+    by_time: dict[time, list[tuple[int, WindowView]]] = {}
+    for window in windows:
+        local = local_start(window.start, zone)
+        by_time.setdefault(local.time(), []).append((local.weekday(), window))
+    return by_time
+
+
+def _before(by_time: dict[time, list[tuple[int, WindowView]]], window: WindowView, zone: str) -> list[WindowView]:
+    local = local_start(window.start, zone)
+    day = local.weekday()
+    before = [(other_day, other) for other_day, other in by_time.get(local.time(), ()) if other.start < window.start]
+    same_day = [other for other_day, other in before if other_day == day]
+    same_kind = [other for other_day, other in before if (other_day < 5) == (day < 5)]
+    any_day = [other for _, other in before]
+    return next((alike for alike in (same_day, same_kind) if len(alike) >= ENOUGH), any_day)[:EARLIER]
+
+
+def other_areas(one: Rests, other: Rests) -> IdArray:
+    """Cells that are not the same area in two windows."""
+    return np.array([cell for cell in one.keys() | other.keys() if one.get(cell) != other.get(cell)], dtype=np.uint64)
+
+
+def _decode(cells: Sequence[Cell]) -> Decoded:
+    # A scale of 0 means that there was nobody to measure, so the value says nothing about what is usual.
+    noisy = [(cell, cell.mean) for cell in cells if cell.mean is not None and cell.mean.scale > 0]
+    deviations = [cell.deviation_of(mean) for cell, mean in noisy]
+    means = np.array([[mean.raw for _, mean in noisy], deviations], dtype=float)
+    rests = {int(cell.cell, 16): frozenset(cell.excludes) for cell in cells if cell.excludes}
+    return Decoded(np.array([int(cell.cell, 16) for cell, _ in noisy], dtype=np.uint64), means, rests)
+
 
 ROUNDED = 0.02
 """km/h taken off every difference: more than rounding and the grids of the noise may have moved the numbers in it."""
@@ -248,11 +343,11 @@ def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[_Area, _Named]
     return dict(zip(_areas(cells[sure], usual.decoded(window).rests), named, strict=True))
 
 
-def _numbers(cells: Sequence[str]) -> CellArray:
+def _numbers(cells: Sequence[str]) -> IdArray:
     return np.array([int(cell, 16) for cell in cells], dtype=np.uint64)
 
 
-def _areas(cells: CellArray, rests: Rests) -> list[_Area]:
+def _areas(cells: IdArray, rests: Rests) -> list[_Area]:
     return [_Area(f"{cell:x}", tuple(sorted(rests.get(cell, ())))) for cell in cells.tolist()]
 
 
@@ -262,7 +357,7 @@ def _has_laplace_noise(marker: CloseMarker) -> bool:
     return (marker.relation, marker.accounting) == ("values", "pure")
 
 
-def _released(window: WindowView, usual: Usual) -> tuple[CellArray, FloatArray, FloatArray]:
+def _released(window: WindowView, usual: Usual) -> tuple[IdArray, FloatArray, FloatArray]:
     """Cells, released means before clamping, and their Laplace scales, shape (C,) each, in order of cell."""
     decoded = usual.decoded(window)
     values, deviations = decoded.means
@@ -271,7 +366,7 @@ def _released(window: WindowView, usual: Usual) -> tuple[CellArray, FloatArray, 
 
 def _against_usual(
     rule: AlertRule, judged: Judged, usual: Usual
-) -> tuple[CellArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+) -> tuple[IdArray, FloatArray, FloatArray, FloatArray, FloatArray]:
     """Cells, values, chances, usual values and limits, shape (C,) each."""
     cells, values, scales = _released(judged.window, usual)
     marked = [(one, marker_of(one)) for one in judged.earlier]
@@ -283,7 +378,7 @@ def _against_usual(
 
 
 def _earlier(
-    judged: WindowView, cells: CellArray, windows: Sequence[WindowView], usual: Usual
+    judged: WindowView, cells: IdArray, windows: Sequence[WindowView], usual: Usual
 ) -> tuple[FloatArray, FloatArray]:
     """Released means of the ``cells`` in those windows and their scales, shape (N, C) each; scale 0 where there is none
     of the area that the cell is in the ``judged`` window.
@@ -297,9 +392,7 @@ def _earlier(
     return values, scales
 
 
-def _of_ratios(
-    rule: AlertRule, window: WindowView, marker: CloseMarker
-) -> tuple[CellArray, FloatArray, npt.NDArray[np.float64]]:
+def _of_ratios(rule: AlertRule, window: WindowView, marker: CloseMarker) -> tuple[IdArray, FloatArray, FloatArray]:
     """Cells, values and chances under "participation". Rules that compare with usual name nothing."""
     bodies = [cell for cell in cells_of(window.in_order()) if cell.mean is not None]
     counted = [(body, body.events if isinstance(body.events, Number) else body.users) for body in bodies]

@@ -27,9 +27,8 @@ from aiohttp import web
 from stream.config import Config, ConfigError
 from stream.config.alerts import AlertRule, WebhookConfig
 from stream.config.secret_files import OpenSecretError, read_secret
-from stream.serve.alerts.rules import Alert, Judged, alerts, chain, judged_cells, unit_of
+from stream.serve.alerts.rules import Alert, Judged, Usual, alerts, chain, judged_cells, unit_of
 from stream.serve.broadcast import Broadcast
-from stream.serve.cell_history import Usual
 from stream.serve.hexagons import known_window
 from stream.serve.metrics import PublicMetrics
 from stream.serve.operations import get

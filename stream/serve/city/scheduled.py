@@ -13,7 +13,7 @@ import numpy as np
 from dpcore.arrays import FloatArray
 from stream.serve.city.areas import Released
 from stream.serve.city.places import Scheduled
-from stream.serve.local_time import local_start
+from stream.serve.window_store import local_start
 
 _LONGEST = timedelta(days=31)
 """A longer window is compared with no timetable."""

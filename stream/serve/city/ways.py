@@ -100,6 +100,12 @@ class Span(NamedTuple):
 
 Speeds = Mapping[str, Span]
 """Of released cells."""
+Kinds = Mapping[str, Speeds]
+"""By what they are: now, typical, or the mean of a range."""
+Planned = Mapping[str, float]
+"""Scheduled km/h of released cells."""
+Between = tuple[str | None, str | None]
+"""The stops from and to which a way leads; None for the ends of the line."""
 
 
 def estimates(cells: Iterable[Cell], name: Literal["mean", "typical"]) -> Speeds:
@@ -124,11 +130,7 @@ def stops_along(line: Sequence[Position], stops: Mapping[str, Sequence[Position]
 
 
 def travel(
-    pieces: Sequence[Piece],
-    part: tuple[float, float],
-    cells: Collection[str],
-    kinds: Mapping[str, Speeds],
-    scheduled: Mapping[str, float],
+    pieces: Sequence[Piece], part: tuple[float, float], cells: Collection[str], kinds: Kinds, scheduled: Planned
 ) -> dict[str, Any]:
     """What is known of the ``part`` of a line, in metres from its start; ``cells`` were released.
 
@@ -268,7 +270,7 @@ class Ways:
         key = key_of("route means", route, between, form, of, [window.tag for window in windows])
         return await self._turns.answer(self._answers, request, key, make, KINDS[form])
 
-    def _between(self, route: str, from_stop: str | None, to_stop: str | None) -> tuple[str | None, str | None]:
+    def _between(self, route: str, from_stop: str | None, to_stop: str | None) -> Between:
         """The two stops; 404 where one of them or the route is not known."""
         if route not in self._lines:
             title = f"there are no lines of a route {route[:80]!r}"
@@ -286,12 +288,7 @@ class Ways:
         return {row["cell"]: row["value"] for row in self._service.speeds(hours, cells)}
 
     def _along(
-        self,
-        route: str,
-        cells: Collection[str],
-        kinds: Mapping[str, Speeds],
-        planned: Mapping[str, float],
-        between: tuple[str | None, str | None],
+        self, route: str, cells: Collection[str], kinds: Kinds, planned: Planned, between: Between
     ) -> list[Body]:
         """Of each line that leads from one stop to the other, what is known of the way."""
         finest = max(map(h3.get_resolution, cells), default=0)

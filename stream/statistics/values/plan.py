@@ -11,7 +11,7 @@ To be proved: the charges of a window are never below any user's loss in ρ, and
 releases, the terms and that user's own ledger. Proof: scales and charges are those of
 :mod:`dpcore.gaussian_allocation`, whose sensitivities are public; ranges of residual clipping are computed from the
 memory, which is computed from earlier releases (:mod:`dpcore.residual`). Tested: forced transcripts over three windows
-in ``tests/audit/test_values_zcdp_audit.py``.
+in ``tests/audit/test_values_audit.py``.
 """
 
 from collections.abc import Sequence

@@ -81,7 +81,8 @@ def _divisor(plan: Any) -> int:
 def test_no_output_of_any_small_cell_costs_a_user_more_than_their_charge(make, m, upper):
     shares = worst_shares(make, m, upper)
     assert shares.max() <= 1 + TOLERANCE, shares
-    assert shares.max() > 0.3, f"the audit would not see a charge three times too small: {shares}"
+    attained = 1 - TOLERANCE if (make, m, upper) in SIMPLE else 0.6
+    assert shares.max() > attained, f"the audit would not see a charge that is too small: {shares}"
 
 
 def _selection_loss(select: Callable[[np.ndarray, Path], Any], entries: int, upper: int) -> float:

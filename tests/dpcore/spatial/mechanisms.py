@@ -62,6 +62,4 @@ def assert_alike(one: Released, other: Released, ranges: Rectangles, *, answers:
     """Both answer ``ranges`` with the same intervals and, if ``answers``, with the same numbers."""
     assert not answers or np.allclose(one.answers(ranges), other.answers(ranges), rtol=1e-9, atol=1e-9)
     ours, theirs = one.intervals(ranges), other.intervals(ranges)
-    assert ours is not None
-    assert theirs is not None
     assert (ours.low.tolist(), ours.high.tolist()) == (theirs.low.tolist(), theirs.high.tolist())

@@ -131,7 +131,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def mechanism(**changes: object) -> E2EPriv:
-    return E2EPriv(SIZES, QUERIES, objective="relative", **changes)  # type: ignore[arg-type]
+    return E2EPriv(SIZES, QUERIES, objective="relative", **changes)
 
 
 def clustered(points: int) -> np.ndarray:

@@ -16,12 +16,11 @@ from dpcore.spatial import Domain, Rectangles, histogram_from_release
 from dpcore.spatial.euler import Euler
 from dpcore.spatial.euler_inference import infer
 from dpcore.spatial.grids import inverse_haar
-from dpcore.spatial.histogram import Histogram, HistogramError
+from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.mechanism import laplace_variance
 from dpcore.spatial.partition import Tree, image_of
 from dpcore.spatial.queries import answer
 from dpcore.spatial.range_noise import (
-    Intervals,
     NoisySums,
     TreeNoise,
     TreeNoiseError,
@@ -76,12 +75,6 @@ def ranges_by_class(counts: np.ndarray, seed: int) -> list[Rectangles]:
     return [Rectangles(ranges.x0[at], ranges.x1[at], ranges.y0[at], ranges.y1[at]) for at in chosen]
 
 
-def intervals_of(histogram: Histogram, ranges: Rectangles) -> Intervals:
-    intervals = histogram.intervals(ranges)
-    assert intervals is not None
-    return intervals
-
-
 def held(name: str) -> tuple[IntArray, int]:
     """Over ε and draws of other towns: intervals per class that hold the truth, and their number n."""
     kept = np.zeros(len(CLASSES), dtype=np.int64)
@@ -90,7 +83,7 @@ def held(name: str) -> tuple[IntArray, int]:
         rng, image = np.random.default_rng([draw, epsilon]), IMAGES[draw % 10]
         chosen = [(ranges, rng.integers(0, len(ranges), 2)) for ranges in BY_CLASS[draw % 10]]
         asked = Rectangles(*(np.concatenate([getattr(r, side)[at] for r, at in chosen]) for side in SIDES))
-        kept += intervals_of(histogram, asked).hold(answer(image, asked)).reshape(-1, 2).sum(axis=1)
+        kept += histogram.intervals(asked).hold(answer(image, asked)).reshape(-1, 2).sum(axis=1)
     return kept, 2 * DRAWS * len(EPSILONS)
 
 
@@ -308,7 +301,6 @@ def test_variances_of_leaves_together_are_those_of_dense_least_squares():
     members = leaves_below(tree)
     covariance = np.linalg.inv(members.T @ np.diag(1 / tree.variances) @ members)
     noise = tree.least_squares().noise
-    assert isinstance(noise, TreeNoise)
     weights = np.random.default_rng(3).random((20, members.shape[1]))
     weights[0] = 1
     assert noise.variances(weights) == pytest.approx(np.einsum("qi,ij,qj->q", weights, covariance, weights))
@@ -383,10 +375,9 @@ def test_regions_have_intervals_after_inference_while_the_draws_before_it_are_kn
     for seed in range(30):
         released = Euler(1.0, inference="covert").fit(nobody, domain, 1_000_000, Noise(tape(seed)))
         assert released.grade == "covert"
-        hits.append(intervals_of(released, ranges).hold(np.zeros(len(ranges))).mean())
+        hits.append(released.intervals(ranges).hold(np.zeros(len(ranges))).mean())
         back = histogram_from_release(json.loads(json.dumps(rounded(released).to_release())))
-        assert np.array_equal(intervals_of(back, ranges).high, intervals_of(released, ranges).high)
+        assert np.array_equal(back.intervals(ranges).high, released.intervals(ranges).high)
         assert replace(released, drawn=None).intervals(ranges) is None
-        assert released.drawn is not None
         assert np.array_equal(infer(released.drawn).components, released.components)
     assert np.mean(hits) > 0.93

@@ -243,7 +243,7 @@ def test_bad_input_is_a_typed_error():
         lambda: extract_regions(np.zeros(1, np.int64), np.array([np.inf]), np.zeros(1), nearest=3, bandwidth=1.0),
     ]:
         with pytest.raises(RegionError):
-            build()  # type: ignore[operator]
+            build()
 
 
 Polygon = list[tuple[float, float]]

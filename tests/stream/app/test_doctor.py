@@ -19,11 +19,12 @@ from stream.app.worker import page
 from stream.cli import app
 from stream.config import Config
 from stream.ingestion.bounded import MAX_FETCH_BYTES
+from stream.local import free_port
 from stream.messages.topics import INPUT_SETTINGS
 from stream.metrics import OperatorMetrics
 from tests.support import hourly
 from tests.support.builders import bus_config
-from tests.support.environment import environment
+from tests.support.environment import worker_environment
 from tests.support.feeding import administering
 
 DELETED = {"cleanup.policy": "delete"}
@@ -53,6 +54,12 @@ class Feed:
                     return findings[check]
                 await asyncio.sleep(0.1)
 
+    async def passes(self, check: str) -> None:
+        """Wait until the check holds."""
+        async with asyncio.timeout(120):
+            while not (await self.finding(check)).ok:
+                await asyncio.sleep(0.1)
+
 
 @pytest.fixture
 def feed(kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str) -> Feed:
@@ -68,9 +75,7 @@ async def test_a_topic_that_the_broker_does_not_stamp_is_found_and_the_remedy_me
     (remedy,) = [word for word in finding.remedy.replace(":", " ").split() if "=LogAppendTime" in word]
     assert f"--entity-name {feed.topic} " in finding.remedy
     await feed.alter(dict([remedy.split("=")]))
-    async with asyncio.timeout(120):
-        while not (finding := await feed.finding(f"append time of {feed.topic}")).ok:
-            await asyncio.sleep(0.1)
+    await feed.passes(f"append time of {feed.topic}")
 
 
 async def test_a_topic_as_hexveil_creates_it_passes(feed):
@@ -121,13 +126,8 @@ async def test_an_event_that_was_stamped_ahead_of_redis_is_found(feed, ahead_sec
 
 
 async def test_a_feed_of_recordings_needs_no_append_time(feed):
-    overrides = {
-        "feed.topic": feed.topic,
-        "kafka.bootstrap": feed.config.kafka.bootstrap,
-        "redis.url": feed.config.redis.url,
-        "window.lateness": "event-time",
-    }
-    recorded = Feed(bus_config(feed.config.privacy.user_key_file.parent, **overrides))
+    window = feed.config.window.model_copy(update={"lateness": "event-time"})
+    recorded = Feed(feed.config.model_copy(update={"window": window}))
     await recorded.create({"message.timestamp.type": "CreateTime"})
     assert (await recorded.finding(f"batches of {feed.topic}")).ok
     findings = await examine(recorded.config)
@@ -141,16 +141,10 @@ async def test_without_redis_doctor_ends_with_3_and_a_remedy_and_checks_kafka_al
     await feed.create(INPUT_SETTINGS | DELETED)
     await feed.finding("broker clock")
     folder = feed.config.privacy.user_key_file.parent
-    given = environment(
-        {
-            "feed.topic": feed.topic,
-            "kafka.bootstrap": feed.config.kafka.bootstrap,
-            "redis.url": f"unix://{folder}/nobody.sock",
-            "privacy.user_key_file": str(folder / "user.key"),
-            "config": str(hourly.BUS),
-        }
-    )
-    done = await asyncio.to_thread(CliRunner(env=given).invoke, app, ["doctor", "--json"])
+    nobody = f"unix://{folder}/nobody.sock"
+    given = worker_environment(folder, feed.config.kafka.bootstrap, nobody, free_port(), feed.topic)
+    command = ["doctor", "--json", "--config", str(hourly.BUS)]
+    done = await asyncio.to_thread(CliRunner(env=given).invoke, app, command)
     assert done.exit_code == 3, done.exception
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert "start Redis" in findings["redis"]["remedy"]
@@ -165,9 +159,7 @@ async def test_an_acknowledged_event_outlives_a_broker_or_the_remedy_says_how(fe
     assert not finding.ok
     (remedy,) = [word for word in finding.remedy.replace(":", " ").split() if "unclean" in word]
     await feed.alter(settings | dict(pair.split("=") for pair in remedy.split(",")))
-    async with asyncio.timeout(120):
-        while not (await feed.finding(check)).ok:
-            await asyncio.sleep(0.1)
+    await feed.passes(check)
     async with administering(feed.config.kafka.bootstrap) as admin:
         of_three = await replication_finding(admin, feed.config, feed.topic, 3)
     assert of_three.found.startswith("replicas 1 on 3 brokers, min.insync.replicas 1")

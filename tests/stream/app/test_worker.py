@@ -1,33 +1,57 @@
-"""A real worker under relation "participation": every window is published at its instant, visited or not, in the same
-shape. A real worker publishes spatial histograms, and the API and ``hexveil query`` answer ranges from what it
-published."""
+"""Real workers: under "participation" every window is published at its instant, visited or not, in the same shape;
+spatial histograms are answered by the API and by ``hexveil query``; servers that do not answer are waited for, said
+once in a log of JSON only, and SIGTERM ends a worker in time; on a cluster every event is released once although a
+master is killed. Windows are published at fixed instants, which do not depend on their rows. Real Kafka and Redis."""
 
 import asyncio
 import itertools
 import json
 import signal
+import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
-from datetime import datetime
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from aiokafka import AIOKafkaProducer
+import redis
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.asyncio import Redis
 
 from dpcore.spatial import Rectangles, histogram_from_release
-from stream.config import load_config
+from stream.app.services import Closing, Publishing, WorkProcess
+from stream.app.worker import Worker
+from stream.config import Config, load_config
 from stream.config.public_cells import public_cells
-from stream.local import free_port
+from stream.local import LOOPBACK, KafkaServer, RedisServer, free_port
+from stream.logs import QUIET_SECONDS
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
-from stream.storage.keys import FeedKeys
+from stream.messages.topics import create_topics
+from stream.protocol.close_process import PUBLICATION_LEAD_SECONDS, close_windows, publish_windows
+from stream.protocol.ledger_check import LedgerCheck
+from stream.statistics.window_release import WindowStatistics
+from stream.storage.client import redis_client
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
+from stream.storage.row_store import ReadThrough, RowStore
+from stream.windows import PublicationTimes
 from tests.stream.serve.serving import serving
 from tests.support import hourly
-from tests.support.builders import SLOT, zcdp_config
-from tests.support.environment import worker_environment
-from tests.support.feeding import create_topic, produce
+from tests.support.builders import SLOT, bus_config, random_rows, riders_config, zcdp_config
+from tests.support.environment import environment, make_ready, worker_environment, working
+from tests.support.feeding import create_topic, produce, until, until_true
+from tests.support.redis_cluster import LocalCluster, Node
 from tests.support.topics_reader import read_all
 
 _DOMAIN = '{"south": 30.2, "west": -97.75, "north": 30.3, "east": -97.6}'
@@ -40,47 +64,25 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
     area = {"feed.domain": _DOMAIN, "hexagons.resolution": "7"}
     ticks = {"window.slot": "3s", "window.allowed_delay": "1s", "window.publication_margin": "5s"}
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **area, **ticks)
-    riders = str(hourly.RIDERS)
+    riders = hourly.RIDERS
     if accounting == "zcdp":
         zcdp_config(tmp_path)
-        riders = str(tmp_path / "zcdp.toml")
-    subprocess.run([*hexveil, "topics", "create", "--config", riders], env=env, cwd=tmp_path, check=True)
-    adopt = ["ledger", "adopt", "--config", riders, "--since", "2017-03-21", "--no-other-ledger"]
-    subprocess.run([*hexveil, *adopt], env=env, cwd=tmp_path, check=True)
-    log = (tmp_path / "worker.log").open("w")
-    worker = subprocess.Popen([*hexveil, "worker", "--config", riders], env=env, cwd=tmp_path, stderr=log)
-    producer = AIOKafkaProducer(bootstrap_servers=kafka)
-    await producer.start()
-    markers: list[dict[str, object]] = []
-    try:
-        deadline = time.monotonic() + 60
-        while len(markers) < 4:
-            assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()[-3000:]
-            if len(markers) < 3:
+        riders = tmp_path / "zcdp.toml"
+    make_ready(hexveil, env, tmp_path, riders, since="2017-03-21")
+    async with working(hexveil, env, tmp_path, riders), asyncio.timeout(60):
+        while (markers := len(await read_all(kafka, topic_name, [WINDOW]))) < 4:
+            if markers < 3:
                 event = {"user": "u", "time": int(time.time() * 1000), "lat": 30.25, "lng": -97.7, "speed": 30}
-                await producer.send_and_wait(topic_name, json.dumps(event).encode())
-                await producer.send_and_wait(topic_name, b"not json")
+                await produce(kafka, topic_name, [json.dumps(event).encode(), b"not json"], 1)
             await asyncio.sleep(1)
-            records = await read_all(kafka, topic_name)
-            markers = [json.loads(record.value) for record in records if record.topic == WINDOW]
-    finally:
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
-        await producer.stop()
     records = await read_all(kafka, topic_name)
     assert not [record for record in records if record.topic == REJECTED], "a count of bad input left the boundary"
     starts = sorted(json.loads(record.value)["window"]["start"] for record in records if record.topic == WINDOW)
     seconds = [int(start[17:19]) for start in starts]
     assert all((b - a) % 60 == 3 for a, b in itertools.pairwise(seconds)), "a window was left out"
     per_window = Counter(json.loads(r.value)["window"]["start"] for r in records if r.topic == HEXAGON_SPEED)
-    expected = len(
-        public_cells(
-            load_config(
-                riders, **{"feed.domain": json.loads(_DOMAIN), "hexagons.resolution": 7, "feed.name": topic_name}
-            )
-        )
-    )
-    assert {per_window[start] for start in starts} == {expected}
+    config = load_config(riders, **{"feed.domain": json.loads(_DOMAIN), "hexagons.resolution": 7})
+    assert {per_window[start] for start in starts} == {len(public_cells(config))}
     (charge,) = (await redis.hgetall(FeedKeys(topic_name).ledger(_local_date()))).values()
     bodies = [json.loads(record.value) for record in records]
     if accounting == "pure":
@@ -90,13 +92,8 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
         assert int(charge) <= 400_001_000, "nρ"
         assert (int(charge) + 1_000) % 10**6 <= 2_000, "one cell: the whole of ρ of each window, rounded"
         assert {(body["accounting"], body["delta"], round(body["rho"], 6)) for body in bodies} == {("zcdp", 1e-6, 0.05)}
-        shown = subprocess.run(
-            [*hexveil, "ledger", "show", "--config", riders, "--json"],
-            env=env,
-            cwd=tmp_path,
-            check=True,
-            capture_output=True,
-        )
+        show = [*hexveil, "ledger", "show", "--config", str(riders), "--json"]
+        shown = subprocess.run(show, env=env, cwd=tmp_path, check=True, capture_output=True)
         assert json.loads(shown.stdout) == {_local_date(): {"users": 1, "nano_rho": int(charge)}}
 
 
@@ -133,24 +130,14 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
 ):
     settings = {"window.lateness": "event-time", "window.idle_timeout": "4s", "histogram": json.dumps(SETTINGS)}
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **settings)
-    bus = hourly.BUS
     await create_topic(kafka, topic_name, 2)
-    subprocess.run([*hexveil, "topics", "create", "--config", str(bus)], env=env, cwd=tmp_path, check=True)
-    adopt = ["ledger", "adopt", "--config", str(bus), "--since", "2017-03-21", "--no-other-ledger"]
-    subprocess.run([*hexveil, *adopt], env=env, cwd=tmp_path, check=True)
-    log = (tmp_path / "worker.log").open("w")
-    worker = subprocess.Popen([*hexveil, "worker", "--config", str(bus)], env=env, cwd=tmp_path, stderr=log)
-    try:
+    make_ready(hexveil, env, tmp_path, hourly.BUS, since="2017-03-21")
+    async with working(hexveil, env, tmp_path, hourly.BUS), asyncio.timeout(120):
         await produce(kafka, topic_name, events(), 2)
-        deadline = time.monotonic() + 120
         while await redis.hlen(FeedKeys(topic_name).closed) < 2:
-            assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()[-3000:]
             await asyncio.sleep(0.5)
-    finally:
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
     config = load_config(
-        bus,
+        hourly.BUS,
         **{"feed.name": topic_name, "kafka.bootstrap": kafka, "histogram": SETTINGS},
         **{"privacy.user_key_file": str(tmp_path / "user.key")},
     )
@@ -191,3 +178,510 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
             command = [*hexveil, "query", str(file), "--bbox", asked["bbox"], "--window", start, "--mechanism", name]
             same = subprocess.run([*command, "--json"], env=env, cwd=tmp_path, check=True, capture_output=True)
             assert json.loads(same.stdout)["answers"] == [body]
+
+
+STOP_SECONDS = 10.0
+BUS = str(hourly.BUS)
+
+
+class RunningWorker:
+    """A worker process and its log."""
+
+    def __init__(
+        self, hexveil: Sequence[str], folder: Path, bootstrap: str, redis_url: str, port: int, **settings: str
+    ) -> None:
+        self.log, self.port = folder / "worker.log", port
+        self.process = subprocess.Popen(
+            [*hexveil, "worker", "--config", BUS],
+            env=worker_environment(folder, bootstrap, redis_url, port, **settings),
+            cwd=folder,
+            stdout=self.log.open("w"),
+            stderr=subprocess.STDOUT,
+        )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Its log and all that it prints; every line must be JSON."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if line["event"] == event]
+
+    def wait_for(self, condition: Callable[[], object], seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.2)
+
+    def problems(self) -> list[str]:
+        """What its readiness page says is missing."""
+        try:
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}/readyz", timeout=5) as answer:
+                return list(json.loads(answer.read())["problems"])
+        except urllib.error.HTTPError as refused:
+            return list(json.loads(refused.read())["problems"])
+        except OSError as absent:
+            return [str(absent)]
+
+    def is_ready(self) -> bool:
+        return not self.problems()
+
+    def stop(self) -> float:
+        """Seconds that it took to end well after SIGTERM."""
+        asked = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(60) == 0, self.log.read_text()[-3000:]
+        return time.monotonic() - asked
+
+
+@pytest.fixture
+def start(hexveil: Sequence[str], tmp_path: Path) -> Iterator[Callable[..., RunningWorker]]:
+    running: list[RunningWorker] = []
+
+    def begin(*arguments: Any, **settings: str) -> RunningWorker:
+        running.append(RunningWorker(hexveil, tmp_path, *arguments, **settings))
+        return running[-1]
+
+    yield begin
+    for worker in running:
+        worker.process.kill()
+        worker.process.wait()
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[KafkaServer]:
+    """A broker with the topics, for this test to stop and start."""
+    with KafkaServer(tmp_path / "kafka") as server:
+        asyncio.run(create_topics(bus_config(tmp_path, **{"kafka.bootstrap": server.bootstrap})))
+        yield server
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis") as server:
+        yield server
+
+
+def test_a_worker_waits_for_its_servers_outlasts_outages_with_a_line_each_and_ends_in_time_without_them(
+    own_kafka, own_redis, start
+):
+    own_kafka.kill()
+    own_redis.kill()
+    worker = start(own_kafka.bootstrap, own_redis.url, free_port())
+    worker.wait_for(lambda: worker.told("redis does not answer, waiting for it"))
+    own_redis.start()
+    worker.wait_for(lambda: worker.told("redis answers") and worker.told("kafka does not answer, waiting for it"))
+    time.sleep(3)
+    assert len(worker.told("redis does not answer, waiting for it")) == 1
+    assert len(worker.told("kafka does not answer, waiting for it")) == 1
+    own_kafka.start()
+    worker.wait_for(worker.is_ready)
+
+    time.sleep(QUIET_SECONDS + 1)  # a new outage, not the same one
+
+    before = len(worker.lines())
+    own_kafka.kill()
+    time.sleep(20)
+    assert worker.process.poll() is None
+    during = worker.lines()[before:]
+    assert 1 <= len(during) <= 5, during
+    assert sum(line.get("logger", "").startswith("aiokafka") for line in during) <= 1
+
+    own_kafka.start()
+    worker.wait_for(worker.is_ready)
+    own_kafka.kill()
+    own_redis.kill()
+    time.sleep(3)
+    assert worker.stop() < STOP_SECONDS
+    assert all({"event", "level", "timestamp"} <= line.keys() for line in worker.lines())
+
+
+def test_a_worker_that_still_waits_ends_at_once(start):
+    worker = start("127.0.0.1:9", "redis://:secret@127.0.0.1:10/0", free_port())
+    worker.wait_for(lambda: worker.told("redis does not answer, waiting for it"))
+    assert worker.stop() < STOP_SECONDS
+    assert "secret" not in worker.log.read_text()
+
+
+def test_a_worker_without_its_topic_ends_with_the_name_and_the_command_and_claims_nothing(
+    kafka, own_redis, start, topic_name
+):
+    worker = start(kafka, own_redis.url, free_port(), **{"feed.topic": topic_name})
+    assert worker.process.wait(90) == 1
+    (last,) = worker.told("cannot go on")
+    assert topic_name in last["reason"]
+    assert "hexveil topics create" in last["reason"]
+    with closing(redis.Redis.from_url(own_redis.url)) as client:
+        assert client.keys() == []
+
+
+async def test_a_topic_that_is_deleted_makes_the_worker_unready_until_it_is_there_again(
+    kafka, own_redis, start, topic_name, tmp_path
+):
+    config = bus_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
+    await create_topics(config)
+    worker = start(kafka, own_redis.url, free_port(), **{"feed.topic": topic_name, "feed.name": topic_name})
+    await asyncio.to_thread(worker.wait_for, worker.is_ready)
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    try:
+        await admin.delete_topics([topic_name])
+        await asyncio.to_thread(worker.wait_for, lambda: topic_name in " ".join(worker.problems()))
+        assert worker.process.poll() is None
+        await create_topics(config)
+        await asyncio.to_thread(worker.wait_for, worker.is_ready)
+    finally:
+        await admin.close()
+    assert worker.stop() < STOP_SECONDS
+
+
+def test_a_taken_operator_port_is_named_with_its_keys(start):
+    with closing(socket.socket()) as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        worker = start("127.0.0.1:9", "redis://127.0.0.1:10/0", taken.getsockname()[1])
+        assert worker.process.wait(60) == 2
+    (last,) = worker.told("cannot go on")
+    assert "operator.host, operator.port" in last["reason"]
+    assert "Address already in use" in last["reason"]
+
+
+EVENTS, PARTITIONS, WINDOWS = 7_000, 6, 2
+"""One event a second, in two windows of an hour."""
+
+
+def recording(folder: Path) -> Path:
+    file, begin = folder / "hours.ndjson", 1_490_097_600_000
+    events = [
+        {"user": f"bus{k % 40}", "time": begin + 1_000 * k, "lat": 30.2, "lng": -97.7, "speed": 20.0 + k % 7}
+        for k in range(EVENTS)
+    ]
+    file.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    return file
+
+
+def holder_of_rows_only(cluster: LocalCluster, feed: str, topic: str) -> Node:
+    keys = FeedKeys(feed)
+    ledger = cluster.master_of(keys.generation)
+    masters = (cluster.master_of(PartKeys(keys, f"{topic}/{number}").progress) for number in range(PARTITIONS))
+    return next(node for node in masters if node is not ledger)
+
+
+async def test_a_worker_releases_every_event_once_although_a_master_is_killed_while_it_reads(
+    hexveil, kafka, topic_name, tmp_path
+):
+    with LocalCluster(tmp_path / "nodes") as cluster:
+        settings = {
+            "feed.name": topic_name,
+            "feed.topic": topic_name,
+            "kafka.bootstrap": kafka,
+            "kafka.group": topic_name,
+            **cluster.settings,
+            "privacy.user_key_file": str(tmp_path / "user.key"),
+            "window.lateness": "event-time",
+            "window.idle_timeout": "2s",
+        }
+        config = bus_config(tmp_path, **settings)
+        words = {"redis.cluster": json.dumps(settings["redis.cluster"]), "operator.port": str(free_port())}
+        given = environment({**settings, **words, "config": str(hourly.BUS)})
+        await create_topic(kafka, topic_name, PARTITIONS)
+        await asyncio.to_thread(make_ready, hexveil, given, tmp_path, hourly.BUS, since="2017-03-21")
+        replay = [*hexveil, "replay", str(recording(tmp_path)), "--format", "canonical"]
+        await asyncio.to_thread(subprocess.run, replay, env=given, cwd=tmp_path, check=True)
+        client = redis_client(config.redis)
+        async with working(hexveil, given, tmp_path, hourly.BUS), asyncio.timeout(90):
+            while not sum((await RowStore.of(client, config).next_offsets()).values()):
+                await asyncio.sleep(0.02)
+            holder_of_rows_only(cluster, topic_name, topic_name).process.kill()
+            while len(await read_all(kafka, topic_name, [WINDOW])) < WINDOWS:
+                await asyncio.sleep(0.3)
+            cells = [json.loads(message.value) for message in await read_all(kafka, topic_name, [HEXAGON_SPEED])]
+            assert sum(cell["events"] for cell in cells) == EVENTS
+            assert len(await read_all(kafka, topic_name, [WINDOW])) == WINDOWS
+        await client.aclose()
+
+
+SMALL_BOX = {"south": 30.17, "west": -97.75, "north": 30.30, "east": -97.66}
+SLOT_SECONDS, MARGIN = 3, 10.0
+COST, LATER = 2.9, 5
+"""Seconds by which the draw of one window is longer than those of so many later ones: until the last of them, a busy
+machine has closed what waited."""
+TOLERANCE = 2.0
+"""Seconds after its instant in which a message has to arrive, on a machine that does other things beside."""
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**6), st.integers(1, 10**5), st.integers(-(10**6), 10**10))
+def test_an_instant_is_one_of_the_public_ones_and_the_first_that_is_left(end, delay, margin, now):
+    times = PublicationTimes(timedelta(seconds=delay), timedelta(seconds=margin))
+    instant = times.next_us(end, now * 1_000_000)
+    assert instant >= max(now * 1_000_000, times.first_us(end))
+    assert (instant - times.first_us(end)) % (margin * 1_000_000) == 0
+    assert instant == times.first_us(end) or instant - margin * 1_000_000 < now * 1_000_000
+
+
+def test_participation_always_has_instants_and_values_where_it_asks_for_them(tmp_path):
+    assert bus_config(tmp_path).publication is None
+    assert riders_config(tmp_path).publication == PublicationTimes(timedelta(minutes=5), timedelta(minutes=1))
+    asked = bus_config(tmp_path, **{"window.publication_margin": "30s"}).publication
+    assert asked is not None
+    assert asked.margin == timedelta(seconds=30)
+    with pytest.raises(Exception, match="publication_margin is for live feeds"):
+        bus_config(tmp_path, **{"window.publication_margin": "30s", "window.lateness": "event-time"})
+    with pytest.raises(Exception, match="give 1s or more"):
+        riders_config(tmp_path, **{"window.publication_margin": "10ms"})
+
+
+class Arrivals:
+    """When each message of a feed arrived at a reader of the output topics, in seconds, by window."""
+
+    def __init__(self, feed: str) -> None:
+        self._feed = feed.encode()
+        self.listening = asyncio.Event()
+        self.first: dict[str, float] = {}
+        self.markers: dict[str, float] = {}
+        self.numbers: dict[str, int] = {}
+
+    async def listen(self, kafka: str) -> None:
+        """Reads until it is cancelled."""
+        topics = (HEXAGON_SPEED, WINDOW)
+        consumer = AIOKafkaConsumer(*topics, bootstrap_servers=kafka, auto_offset_reset="latest")
+        await consumer.start()
+        try:
+            await consumer.seek_to_end()
+            self.listening.set()
+            async for record in consumer:
+                now = time.time()
+                if b'"feed":"%b"' % self._feed not in (record.value or b""):
+                    continue  # other tests write there, too, and not all of it is a message
+                body = json.loads(record.value)
+                start = body["window"]["start"]
+                self.first.setdefault(start, now)
+                if record.topic == WINDOW:
+                    self.markers.setdefault(start, now)
+                    self.numbers[start] = body["sequence"]
+        finally:
+            await consumer.stop()
+
+
+@asynccontextmanager
+async def beside(*tasks: Any) -> AsyncIterator[None]:
+    """Until the block ends. A task that fails ends the block, with its error."""
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(task) for task in tasks]
+        yield
+        while not all(task.done() for task in running):
+            for task in running:
+                task.cancel()  # again, because the client of Redis may lose a cancellation
+            await asyncio.wait(running, timeout=1.0)
+
+
+async def read_on(rows: RowStore) -> None:
+    """Record repeatedly that the partition was read to its end, as a reader of an idle feed does."""
+    while True:
+        now = await rows.now_us()
+        await rows.list_partitions(["t/0"], now)
+        await rows.read_through([ReadThrough("t/0", None, 0, now)])
+        await asyncio.sleep(0.1)
+
+
+async def in_a_thread(self: WorkProcess, task: Callable[..., Any], *given: object) -> Any:
+    """Statistics whose draw the test can slow down."""
+    return await asyncio.to_thread(task, *given)
+
+
+def text(slot: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(slot))
+
+
+def costly_in(first: int, cost: float) -> Callable[..., Any]:
+    """The draw, which takes ``cost`` seconds more in the window that begins at ``first``."""
+    draw = WindowStatistics.draw
+
+    def costly(self: Any, plan: Any, *rest: Any) -> Any:
+        if plan.window.start == first:
+            time.sleep(cost)
+        return draw(self, plan, *rest)
+
+    return costly
+
+
+async def offsets_after_the_end(
+    config: Config, redis: Redis, kafka: str, monkeypatch: pytest.MonkeyPatch, cost: float = COST
+) -> list[tuple[float, float]]:
+    """Seconds from the end of each window to the arrival of its first and last message. The first one is costly.
+
+    The published numbers do not tell so.
+    """
+    rows, arrivals = RowStore(redis, config.feed.name), Arrivals(config.feed.name)
+    async with beside(arrivals.listen(kafka), read_on(rows)):
+        await asyncio.wait_for(arrivals.listening.wait(), 60)
+        first = int(time.time()) // SLOT_SECONDS * SLOT_SECONDS + 2 * SLOT_SECONDS
+        await redis.set(FeedKeys(config.feed.name).first_slot, first)
+        crowd = random_rows(1, 2000, slot=first)
+        crowd["time"] = first * 1_000_000 + np.arange(2000)
+        await rows.append("t/0", 0, 2000, crowd, np.arange(2000), np.full(2000, first))
+        monkeypatch.setattr(WindowStatistics, "draw", costly_in(first, cost))
+        monkeypatch.setattr(WorkProcess, "run", in_a_thread)
+        monkeypatch.setattr(Worker, "end_soon", lambda _: None)
+        worker = Worker(config)
+        worker.ready.set()
+        services = [Closing(worker), Publishing(worker)]
+        slots = range(first, first + (LATER + 1) * SLOT_SECONDS, SLOT_SECONDS)
+
+        for service in services:
+            await service.start()
+        try:
+            await until_true(lambda: all(text(slot) in arrivals.markers for slot in slots), 120.0)
+        finally:
+            for service in services:
+                await service.stop()
+            await worker.redis.aclose()
+    assert [arrivals.numbers[text(slot)] for slot in slots] == list(range(1, LATER + 2))
+    return [
+        (arrivals.first[text(slot)] - slot - SLOT_SECONDS, arrivals.markers[text(slot)] - slot - SLOT_SECONDS)
+        for slot in slots
+    ]
+
+
+async def begun(redis: Redis, folder: Path, feed: str, kafka: str, redis_url: str, **overrides: str) -> Config:
+    """A feed in a small box, with its topics and its ledger."""
+    settings = {"feed.name": feed, "feed.domain": SMALL_BOX, "kafka.bootstrap": kafka, "redis.url": redis_url}
+    config = riders_config(folder, **settings, **overrides)
+    await create_topics(config)
+    await Ledger(redis, feed).start_generation(birth=0)
+    return config
+
+
+def at_an_instant(offset: float) -> bool:
+    """Whether a message that arrived so long after the end of its window was published at an instant: the first one, or
+    a later one, where the machine does so much beside that closing takes longer than until the first.
+    """
+    return offset + 0.01 >= MARGIN and (offset + 0.01) % MARGIN < TOLERANCE
+
+
+@pytest.mark.parametrize("cost", [COST, 2.5 * SLOT_SECONDS], ids=["one window waits", "several wait"])
+async def test_windows_of_very_different_cost_are_published_in_order_at_the_same_offset_from_their_end(
+    cost, kafka, redis, redis_url, tmp_path, topic_name,
+    monkeypatch
+):  # fmt: skip
+    ticks = {"window.slot": f"{SLOT_SECONDS}s", "window.allowed_delay": "0s"}
+    ticks |= {"window.publication_margin": f"{MARGIN:.0f}s", "hexagons.resolution": "7"}
+    config = await begun(redis, tmp_path, topic_name, kafka, redis_url, **ticks)
+    costly, *_, cheap = await offsets_after_the_end(config, redis, kafka, monkeypatch, cost)
+    assert all(map(at_an_instant, [*costly, *cheap])), (costly, cheap)
+
+
+async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_publishes_it_at_an_instant(
+    hexveil, kafka, redis, redis_url, tmp_path, topic_name
+):
+    margin = 24.0
+    area = {"feed.domain": json.dumps(SMALL_BOX), "hexagons.resolution": "7"}
+    ticks = {
+        "window.slot": f"{SLOT_SECONDS}s",
+        "window.allowed_delay": "0s",
+        "window.publication_margin": f"{margin:.0f}s",
+    }
+    env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **area, **ticks)
+    make_ready(hexveil, env, tmp_path, hourly.RIDERS)
+    keys, arrivals = FeedKeys(topic_name), Arrivals(topic_name)
+
+    async def committed() -> list[int]:
+        return sorted(
+            [int(key.decode().rpartition(":")[2]) async for key in redis.scan_iter(match=keys.outbox(0)[:-1] + "*")]
+        )
+
+    def left(slot: int) -> float:
+        """Seconds until the next instant of the window."""
+        return (slot + SLOT_SECONDS - time.time()) % margin
+
+    async def newest_waits() -> bool:
+        """Not the oldest: on a busy machine its first instant may be over, and the next one near."""
+        slots = await committed()
+        return bool(slots) and left(slots[-1]) > margin / 2
+
+    async with beside(arrivals.listen(kafka)):
+        async with working(hexveil, env, tmp_path, hourly.RIDERS):
+            await until(newest_waits, 180.0)
+            waiting_slots = await committed()
+            slot = waiting_slots[-1]
+            waiting, begun = left(slot), time.monotonic()
+        assert time.monotonic() - begun < waiting, "the worker waited for the instant"
+        assert text(slot) not in arrivals.first, "published before its instant"
+        for earlier in waiting_slots:
+            if text(earlier) in arrivals.first:
+                late = (arrivals.first[text(earlier)] - earlier - SLOT_SECONDS) % margin
+                assert late < TOLERANCE, "published between the instants"
+        async with working(hexveil, env, tmp_path, hourly.RIDERS):
+            await until_true(lambda: text(slot) in arrivals.markers, 180.0)
+    behind = arrivals.markers[text(slot)] - (slot + SLOT_SECONDS) - margin
+    assert behind % margin < TOLERANCE, "published between the instants"
+
+
+async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_published(
+    kafka, redis, redis_url, tmp_path, topic_name
+):
+    margin = {"window.publication_margin": f"{MARGIN:.0f}s"}
+    config = await begun(redis, tmp_path, topic_name, kafka, redis_url, **margin)
+    worker = Worker(config)
+    try:
+        (committed,) = await close_windows(config, [SLOT])
+        assert (committed.failure, committed.released) == (None, None)
+        worker.record(committed)
+        assert await worker.store.committed([SLOT, SLOT + 3600]) == [SLOT]
+        while not (reports := await publish_windows(config, [SLOT])):
+            await asyncio.sleep(0.5)  # the next instant is not near
+        (report,) = reports
+        worker.record(report)
+        assert await worker.store.committed([SLOT]) == [SLOT]
+    finally:
+        await worker.redis.aclose()
+    assert report.behind is not None
+    assert report.behind > 10**8, "seconds since 2017"
+    assert report.behind % MARGIN < TOLERANCE, "at a whole number of margins"
+    samples = {s.name: s.value for m in worker.metrics.registry.collect() for s in m.samples if not s.labels}
+    assert samples["hexveil_publication_behind_seconds_count"] == 1
+    assert samples["hexveil_window_close_seconds_count"] == 1
+    assert samples["hexveil_windows_closed_total"] == 1
+
+
+async def test_a_window_is_published_however_long_connecting_and_verifying_take(
+    kafka, redis, redis_url, tmp_path, topic_name, monkeypatch
+):
+    """Far brokers answer so late that the lead is too short: the instant passes, and the next attempt begins
+    earlier."""
+    config = await begun(redis, tmp_path, topic_name, kafka, redis_url, **{"window.publication_margin": "12s"})
+    assert (await close_windows(config, [SLOT]))[0].failure is None
+    worker, verify, leads = Worker(config), LedgerCheck.verify, list[float]()
+
+    async def slowly(check: LedgerCheck) -> None:
+        await asyncio.sleep(PUBLICATION_LEAD_SECONDS + 0.5)
+        await verify(check)
+
+    async def near(within_seconds: float) -> list[int]:
+        now_us, end = await worker.rows.now_us(), config.slotting.window(SLOT).end
+        assert config.publication is not None
+        is_near = config.publication.next_us(end, now_us) <= now_us + within_seconds * 1e6
+        leads.extend([within_seconds] if is_near else [])
+        return [SLOT] if is_near else []
+
+    monkeypatch.setattr(WorkProcess, "run", in_a_thread)
+    monkeypatch.setattr(LedgerCheck, "verify", slowly)
+    monkeypatch.setattr(worker, "to_publish", near)
+    publishing = Publishing(worker)
+    try:
+        async with asyncio.timeout(120):
+            while not await worker.rows.is_closed(SLOT):
+                await asyncio.sleep(await publishing.look())
+    finally:
+        await worker.redis.aclose()
+    assert leads[:2] == [PUBLICATION_LEAD_SECONDS, 2 * PUBLICATION_LEAD_SECONDS]
+
+
+async def test_a_process_that_was_stopped_begins_nothing_and_waits_for_the_end_of_its_service():
+    """A service may look for work once more between its stop and its end."""
+    process = WorkProcess()
+    assert await process.run(abs, -1) == 1
+    await process.stop()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await process.run(abs, -1)

@@ -3,7 +3,6 @@ remedy.
 """
 
 import asyncio
-import gzip
 import json
 import os
 import signal
@@ -192,8 +191,6 @@ def _ctrl_c_ends(demo: subprocess.Popen[str], processes: int) -> None:
 @pytest.mark.nightly
 def test_with_kafka_streets_are_shown_and_ctrl_c_ends_with_a_summary_and_leaves_no_process(repo_root):
     with _started(_ALONE, repo_root, "--kafka") as demo:
-        assert demo.stdout is not None
-        assert demo.stderr is not None
         said = _until_dashboard(demo.stderr)
         assert "Traceback" not in "".join(said)
         assert "cells" in demo.stdout.readline()
@@ -215,8 +212,6 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
 ):
     """Both demos have the same dashboard, and a browser costs as much as the rest, so only this one is looked at."""
     with _started(_ALONE, repo_root) as demo:
-        assert demo.stdout is not None
-        assert demo.stderr is not None
         said = _until_dashboard(demo.stderr)
         assert "Traceback" not in "".join(said)
         (why,) = [line for line in said if "Kafka needs Java" in line]
@@ -252,25 +247,12 @@ def test_make_passes_on_that_kafka_is_insisted_on(repo_root):
     assert "--kafka" in result.stdout
 
 
-@pytest.fixture
-def recording(tmp_path: Path) -> Path:
-    """Six buses of four hours, in CapMetro's format: one window ends before the recording does."""
-    path = tmp_path / "day.csv.gz"
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        file.write("vehicle_id,timestamp,speed,latitude,longitude\n")
-        for minute in range(0, 240, 2):
-            moment = f"2017-03-21T{6 + minute // 60:02d}:{minute % 60:02d}:00-05:00"
-            file.writelines(f"{bus},{moment},{8 + bus},30.27,{-97.74 + bus / 100}\n" for bus in range(6))
-    return path
-
-
 @pytest.mark.parametrize(("kafka", "seconds"), [("--kafka", 30), ("--no-kafka", 15)], ids=["--kafka", "--no-kafka"])
-def test_a_recording_is_shown_until_its_seconds_are_over(hexveil, repo_root, recording, kafka, seconds):
+def test_buses_are_shown_until_the_seconds_are_over(hexveil, repo_root, kafka, seconds):
     """A busy machine that releases nothing in so many seconds is given more."""
-    shown = ["03-21 06:00–09:00", "Windows closed: 2" if kafka == "--no-kafka" else "Windows closed: "]
+    shown = ["06:00–06:15", "Windows closed: "]
     for longer in (1, 4, 16):
-        command = [*hexveil, "demo", "--seconds", str(seconds * longer), kafka]
-        command += ["--feed", str(recording), "--format", "capmetro"]
+        command = [*hexveil, "demo", "--seconds", str(seconds * longer), kafka, "--fleet", "60"]
         done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         if all(text in done.stdout for text in shown):
@@ -278,28 +260,16 @@ def test_a_recording_is_shown_until_its_seconds_are_over(hexveil, repo_root, rec
     else:
         raise AssertionError(f"{shown} were not shown: {done.stdout}")
     assert "failing their JSON Schema: 0" in done.stdout
-    assert "events sent: 720" in done.stdout
+    assert "events sent: " in done.stdout
 
 
 def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does(hexveil, repo_root):
     with _started(hexveil, repo_root, "--no-kafka", "--fleet", "60") as demo:
-        assert demo.stdout is not None
         assert "06:00–06:15" in demo.stdout.readline(), "the live map of a small fleet"
         demo.send_signal(signal.SIGTERM)
         rest, errors = demo.communicate(timeout=60)
     assert demo.returncode == 0, errors
     assert "Windows closed: " in rest
-
-
-def test_without_kafka_a_recording_under_participation_is_refused_with_the_command_that_names_its_time(
-    hexveil, repo_root, recording
-):
-    command = [*hexveil, "demo", "--no-kafka", "--feed", str(recording), "--format", "capmetro"]
-    done = subprocess.run(
-        [*command, "--config", "config/riders-live.toml"], cwd=repo_root, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "--offline --from" in done.stderr
 
 
 _QUARTERS = [f"2026-03-03T07:{minute:02d}:00Z" for minute in range(4)]

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from aiokafka import AIOKafkaProducer
-from google.protobuf import json_format, text_format
+from google.protobuf import json_format
 from typer.testing import CliRunner
 
 from stream.cli import app
@@ -365,7 +365,6 @@ def forms() -> dict[str, bytes]:
         "indented JSON": json.dumps(tree, indent=2).encode(),
         "JSON with its entities first": json.dumps(dict(sorted(tree.items()))).encode(),
         "JSON in snake case": json_format.MessageToJson(message, preserving_proto_field_name=True).encode(),
-        "text": text_format.MessageToString(message).encode(),
         "Parquet": table.getvalue(),
     }
 

@@ -160,11 +160,11 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
     row: "2016-12-31T23:59:60Z" if n == 0 else row["time"])), N, ""),
     "numbers in texts": (
         lambda p: ndjson(p, changed(**{k: lambda n, row, k=k: str(row[k]) for k in ("lat", "lng", "speed")})), N,
-        "Numbers in texts",
+        "",
     ),
     "decimal commas": (
         lambda p: ndjson(p, changed(**{k: lambda n, row, k=k: str(row[k]).replace(".", ",") for k in ("lat", "lng",
-        "speed")})), N, "in texts",
+        "speed")})), N, "",
     ),
     "degrees x 10^7": (
         lambda p: ndjson(p, changed(lat=lambda n, row: round(row["lat"] * 1e7), lng=lambda n,

@@ -1,27 +1,41 @@
-"""The budget of a shared ledger: one in a period, for all feeds, whoever is configured otherwise when."""
+"""The budget of a shared ledger: one in a period, for all feeds and all workers of a feed, whoever is configured
+otherwise when. A new user key needs a new name, grants nothing twice, and is made by a worker that starts alone."""
 
+import asyncio
 import json
-from collections import defaultdict
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
+import redis as blocking
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from redis.asyncio import Redis
+from typer.testing import CliRunner
 
-from stream.config import Config
+from stream.app.doctor import ledger_finding
+from stream.app.services import Closing
+from stream.app.worker import Worker
+from stream.cli import app
+from stream.config import Config, load_config
+from stream.config.privacy import PrivacyConfig
+from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint
+from stream.local import free_port
+from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.protocol.release_protocol import NOBODY
 from stream.storage.keys import FeedKeys, PartKeys
-from stream.storage.ledger import Ledger, TermsError
+from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, TermsError
+from stream.storage.row_store import RowStore, StateError
 from stream.storage.shared_ledger import SharedLedger
-from stream.windows import Period
+from stream.windows import Horizon, Period, Slotting
 from tests.support.builders import SLOT, random_rows
 from tests.support.city import HOUR
 from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.environment import worker_environment
 from tests.support.nightly import nightly_but
-from tests.support.sharing import LEDGER, each_stored, sharing, spent, stored
+from tests.support.sharing import LEDGER, PERIOD, sharing, sharing_file, spent, stored
 from tests.support.stored_rows import store
-
-pytestmark = pytest.mark.every_server
 
 DAY = 86_400
 
@@ -54,88 +68,46 @@ async def budget_of(redis: Redis, config: Config, slot: int = SLOT) -> float:
     return json.loads(publisher.messages[-1].value)["budget"]
 
 
-async def planned(redis: Redis, folder: Path) -> None:
-    """Two feeds with a window each; that of the bus is planned under the budget of :func:`sharing`, and not charged."""
-    bus, tram = sharing(folder)
-    await each_stored(redis, bus, tram)
-    await state(redis, bus, tram)
-    await close_until(protocol_of(redis, bus, Collected()), SLOT, "plan")
-
-
-async def test_a_stored_plan_under_an_old_budget_stops_neither_its_window_nor_the_other_feed(redis, tmp_path):
-    await planned(redis, tmp_path)
-    bus, tram = await with_budgets(redis, tmp_path, 3.0, 3.0)
-    assert await budget_of(redis, tram) == 3.0
-    assert await budget_of(redis, bus) == 3.0
-    assert 0 < max((await spent(redis, bus)).values()) <= 3_000_000
-
-
-@pytest.mark.parametrize("changed", [1.7, 3.0])
-async def test_a_stored_plan_that_is_the_first_of_its_period_takes_the_budget_that_is_stated_now(
-    redis, tmp_path, changed
-):
-    await planned(redis, tmp_path)
-    bus, tram = await with_budgets(redis, tmp_path, changed, changed)
-    assert [await budget_of(redis, config) for config in (bus, tram)] == [changed] * 2
-
-
-@pytest.mark.parametrize("changed", [1.7, 3.0])
-async def test_a_changed_budget_begins_with_the_next_period_although_another_feed_has_begun_it(
-    redis, tmp_path, changed
-):
-    """The bus has charged tomorrow before the tram has released the last windows of today; then both are restarted."""
-    bus, tram = await with_budgets(redis, tmp_path, 2.0, 2.0)
-    for seed, config in enumerate((bus, tram)):
-        for slot in (SLOT, SLOT + HOUR, SLOT + DAY, SLOT + DAY + HOUR, SLOT + 2 * DAY):
-            await hold(redis, config, seed, slot)
-    assert await budget_of(redis, bus, SLOT) == await budget_of(redis, bus, SLOT + DAY) == 2.0
-    bus, tram = await with_budgets(redis, tmp_path, changed, changed)
-    assert await budget_of(redis, tram, SLOT + HOUR) == 2.0
-    for config in (tram, bus):
-        assert await budget_of(redis, config, SLOT + DAY + HOUR) == 2.0
-        assert await budget_of(redis, config, SLOT + 2 * DAY) == changed
-    assert max((await spent(redis, bus)).values()) <= 2_000_000
-
-
-async def test_of_different_budgets_the_least_holds_for_all_feeds(redis, tmp_path):
-    bus, tram = await with_budgets(redis, tmp_path, 3.0, 2.0)
-    await each_stored(redis, bus, tram)
-    assert await budget_of(redis, bus) == await budget_of(redis, tram) == 2.0
-    assert max((await spent(redis, bus)).values()) <= 2_000_000
-
-
-@pytest.mark.parametrize("seed", nightly_but([0, 1], range(4)))
-async def test_whatever_is_configured_when_all_markers_of_a_period_state_one_budget_and_nobody_spends_more(
+@pytest.mark.every_server
+@pytest.mark.parametrize("seed", nightly_but(range(4), range(12)))
+async def test_whatever_is_configured_when_the_least_that_is_stated_as_a_period_begins_is_its_budget_for_all_feeds(
     redis, tmp_path, seed
 ):
-    """Feeds are restarted with any budget at any moment; plans may be left behind at any moment, too. Each feed
-    releases oldest first."""
+    """Feeds are restarted with any budget at any moment; plans may be left behind at any moment, too, and stop neither
+    their window nor the other feed. Each feed releases oldest first, and one may be in the next period already."""
     rng, budgets = np.random.default_rng(seed), (1.6, 2.0, 3.0)
-    slots = [SLOT + day * DAY + hour * HOUR for day in range(2) for hour in range(3)]
-    feeds = list(await with_budgets(redis, tmp_path, 2.0, 2.0))
+    slots = [SLOT + day * DAY + hour * HOUR for day in range(3) for hour in range(2)]
+    stated = [2.0, 2.0]
+    feeds = list(await with_budgets(redis, tmp_path, *stated))
     for at, config in enumerate(feeds):
         for slot in slots:
             await hold(redis, config, at, slot)
-    waiting = [iter(slots), iter(slots)]
-    stated: dict[str, set[float]] = defaultdict(set)
+    waiting, begun, charged = [[*slots], [*slots]], dict[str, float](), set[tuple[int, int]]()
     for at in rng.permutation([0, 1] * len(slots)).tolist():
-        slot = next(waiting[at])
-        if rng.random() < 0.5:
-            await close_until(protocol_of(redis, feeds[at], Collected()), slot, str(rng.choice(["plan", "charge"])))
+        ahead = int(rng.integers(2))
+        if waiting[ahead] and rng.random() < 0.5:  # a worker is killed
+            slot, last = waiting[ahead][0], str(rng.choice(["plan", "charge"]))
+            if last == "charge":
+                begun.setdefault(feeds[ahead].slotting.period_of(slot).key, min(stated))
+            if (ahead, slot) not in charged:
+                await close_until(protocol_of(redis, feeds[ahead], Collected()), slot, last)
+            charged |= {(ahead, slot)} if last == "charge" else set()
         for other in range(2):
             if rng.random() < 0.5:
-                feeds[other] = sharing(tmp_path, **{"privacy.budget": float(rng.choice(budgets))})[other]
+                stated[other] = float(rng.choice(budgets))
+                feeds[other] = sharing(tmp_path, **{"privacy.budget": stated[other]})[other]
                 await state(redis, feeds[other])
-        period = feeds[at].slotting.period_of(slot).key
-        stated[period].add(await budget_of(redis, feeds[at], slot))
+        slot = waiting[at].pop(0)
+        expected = begun.setdefault(feeds[at].slotting.period_of(slot).key, min(stated))
+        assert await budget_of(redis, feeds[at], slot) == expected
     users = np.arange(1, 13, dtype=np.uint64)
-    assert len(stated) == 2
-    for period, figures in stated.items():
+    assert len(begun) == 3
+    for period, budget in begun.items():
         most = (await Ledger.of(redis, feeds[0]).spent(period, users, besides=0)).max()
-        assert len(figures) == 1, f"markers of {period} state {figures}"
-        assert 0 < most <= 1e6 * min(figures)
+        assert 0 < most <= 1e6 * budget
 
 
+@pytest.mark.every_server
 async def test_the_charge_itself_refuses_another_budget_and_writes_nothing(redis):
     """Two feeds that plan at once both see a period that is not charged yet."""
     bus, tram = (Ledger(redis, feed, LEDGER) for feed in ("bus", "tram"))
@@ -155,6 +127,7 @@ async def test_the_charge_itself_refuses_another_budget_and_writes_nothing(redis
     assert not len(await tram.charge(SLOT, period, generation, users, charges, 10))
 
 
+@pytest.mark.every_server
 async def test_a_withheld_window_states_the_budget_of_its_period(redis, tmp_path):
     bus, tram = await with_budgets(redis, tmp_path, 2.0, 2.0)
     await stored(redis, bus, 1)
@@ -165,3 +138,247 @@ async def test_a_withheld_window_states_the_budget_of_its_period(redis, tmp_path
     assert plan.withheld
     assert plan.budget == 2_000_000
     assert await planning.charge(plan) is None
+
+
+async def starts(redis: Redis, config: Config) -> None:
+    """What a worker does to the budgets when it starts, and before each window."""
+    await Ledger.of(redis, config).start_generation(birth=0, budget=config.privacy.ledger_budget)
+
+
+async def raises(redis: Redis, config: Config) -> None:
+    """What ``hexveil ledger budget`` does."""
+    await SharedLedger(redis, config.feed.name, LEDGER).state_budget(config.privacy.ledger_budget)
+
+
+async def looks(redis: Redis, config: Config) -> None:
+    """What a worker does to the budgets before it looks for due windows."""
+    await SharedLedger(redis, config.feed.name, LEDGER).lower_budget(config.privacy.ledger_budget)
+
+
+def workers(folder: Path, *budgets: float) -> list[Config]:
+    """The configurations of workers of one feed, with these budgets."""
+    return [sharing(folder, **{"privacy.budget": budget})[0] for budget in budgets]
+
+
+def configured(config: Config, budget: float) -> Config:
+    given = config.privacy.model_dump(by_alias=True, exclude_unset=True) | {"budget": budget}
+    return config.model_copy(update={"privacy": PrivacyConfig.model_validate(given)})
+
+
+async def stated(redis: Redis) -> dict[str, int]:
+    return await SharedLedger(redis, "any", LEDGER).budgets()
+
+
+@pytest.fixture
+def by_budget(tmp_path: Path) -> dict[float, Config]:
+    return {budget: workers(tmp_path, budget)[0] for budget in (1.75, 2.0, 3.0)}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from([starts, looks, raises]), st.sampled_from([1.75, 2.0, 3.0])), max_size=12))
+def test_stated_is_the_lowest_budget_of_a_worker_since_an_operator_stated_one(redis_url, by_budget, steps):
+    """Whichever worker starts or looks last, as in a rolling upgrade: they lower it alone."""
+
+    async def run() -> None:
+        async with Redis.from_url(redis_url) as redis:
+            await redis.flushall()
+            expected = 3.0
+            for step, budget in [(starts, expected), *steps]:
+                await step(redis, by_budget[budget])
+                expected = budget if step is raises else min(expected, budget)
+                assert await stated(redis) == {"bus": round(1e6 * expected)}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("first", ["low", "high"])
+async def test_no_feed_begins_a_period_above_a_worker_that_started_whatever_starts_after_it(redis, tmp_path, first):
+    """Before the lower worker looks again, one of the other feed charges, or one with a higher budget of its own."""
+    low, high = workers(tmp_path, 2.0, 3.0)
+    tram = sharing(tmp_path, **{"privacy.budget": 3.0})[1]
+    for seed, config in enumerate((low, tram)):
+        await stored(redis, config, seed)
+        await starts(redis, config)
+    await looks(redis, low)
+    await starts(redis, high)
+    charges = tram if first == "low" else high
+    await protocol_of(redis, charges, Collected()).close(SLOT)
+    assert (await Ledger.of(redis, low).terms(PERIOD)).budget == 2_000_000
+    assert 0 < max((await spent(redis, low)).values()) <= 2_000_000
+
+
+async def test_a_window_is_released_although_a_worker_with_a_higher_budget_restarts_all_the_time(redis, tmp_path):
+    low, high = workers(tmp_path, 2.0, 3.0)
+    await stored(redis, low, 1)
+    await starts(redis, low)
+    restarts = []
+
+    async def restart(step: str) -> None:
+        restarts.append(step)
+        await starts(redis, high)
+
+    publisher = Collected()
+    await protocol_of(redis, low, publisher, after_step=restart).close(SLOT)
+    assert publisher.messages
+    assert restarts.count("plan") == 1
+    assert 0 < max((await spent(redis, low)).values()) <= 2_000_000
+
+
+@pytest.mark.parametrize("last", ["seal", "read", "plan"])
+async def test_a_worker_never_begins_a_period_above_its_own_budget(redis, tmp_path, last):
+    """An operator raises the budget while it still runs, between its look and its charge. The window waits for the next
+    look."""
+    low, high = workers(tmp_path, 2.0, 3.0)
+    await stored(redis, low, 1)
+    await starts(redis, low)
+
+    async def interrupt(step: str) -> None:
+        if step == last:
+            await raises(redis, high)
+
+    publisher = Collected()
+    with pytest.raises(Exception, match="budgets were spent elsewhere"):
+        await protocol_of(redis, low, publisher, after_step=interrupt).close(SLOT)
+    assert publisher.messages == []
+    assert max((await spent(redis, low)).values()) == 0
+    await looks(redis, low)
+    await protocol_of(redis, low, publisher).close(SLOT)
+    assert 0 < max((await spent(redis, low)).values()) <= 2_000_000
+
+
+async def test_a_feed_that_left_states_no_budget(redis, tmp_path):
+    (bus,) = workers(tmp_path, 2.0)
+    shared = SharedLedger(redis, "bus", LEDGER)
+    await starts(redis, bus)
+    await shared.leave("bus")
+    await shared.lower_budget(1)
+    with pytest.raises(LedgerError, match="'bus' did not join ledger 'city'; its feeds are: none"):
+        await shared.state_budget(1)
+    assert await stated(redis) == {}
+
+
+async def test_a_worker_that_closes_nothing_states_its_lower_budget_too(redis, redis_url, tmp_path):
+    low, high = (sharing(tmp_path, **{"privacy.budget": budget, "redis.url": redis_url})[0] for budget in (2.0, 3.0))
+    await starts(redis, low)
+    await raises(redis, high)
+    worker = Worker(low)
+    await Closing(worker).look()
+    await worker.redis.aclose()
+    assert await stated(redis) == {"bus": 2_000_000}
+
+
+def test_the_command_states_the_configured_budget_and_asks_for_a_confirmation(redis_url, redis, tmp_path):
+    file = sharing_file(tmp_path)
+    config = load_config(file)
+    keys, command = FeedKeys.of(config), ["ledger", "budget", "--config", str(file)]
+    environment = {"HEXVEIL_REDIS__URL": redis_url}
+    with blocking.Redis.from_url(redis_url) as client:
+        refused = CliRunner().invoke(app, [*command, "--yes"], env=environment)
+        assert refused.exit_code == 1
+        assert "did not join" in refused.output
+        client.hset(keys.feeds, config.feed.name, 0)
+        client.hset(keys.budgets, config.feed.name, 1)
+        asked = CliRunner().invoke(app, command, env=environment)
+        assert asked.exit_code == 2
+        assert "repeat the command with --yes" in asked.output
+        assert client.hget(keys.budgets, config.feed.name) == b"1"
+        client.set(keys.policy, "another unit")
+        other = CliRunner().invoke(app, [*command, "--yes"], env=environment)
+        assert other.exit_code == 1
+        assert client.hget(keys.budgets, config.feed.name) == b"1"
+        client.delete(keys.policy)
+        done = CliRunner().invoke(app, [*command, "--yes"], env=environment)
+        assert done.exit_code == 0, done.output
+        assert int(client.hget(keys.budgets, config.feed.name) or 0) == config.privacy.ledger_budget
+
+
+@pytest.mark.parametrize(
+    ("tram", "given", "sentence", "differ"),
+    [
+        (90, 90, "", "the next one gets 90"),
+        (90, 96, "states the budget 90, the configuration 96: no worker raises it", "the next one gets 90"),
+        (96, 90, "states the budget 96, the configuration 90: a worker that starts lowers it", "the next one gets 95"),
+    ],
+)
+async def test_doctor_names_the_feeds_who_holds_periods_the_budgets_that_are_stated_and_what_changes_them(
+    city, tram, given, sentence, differ
+):
+    names = city.bus.feed.name, city.tram.feed.name
+    await city.verify(configured(city.bus, 95.0))
+    await city.verify(configured(city.tram, float(tram)))
+    async with Redis.from_url(city.server.url) as client:
+        await client.hset(FeedKeys.of(city.bus).feeds, names[0], SLOT)
+        finding = await ledger_finding(configured(city.tram, float(given)), client)
+    assert finding.ok, finding
+    sentences = finding.found
+    assert "of the feeds {}, {}".format(*names) in sentences
+    assert f"retirement waits for '{names[1]}'" in sentences
+    assert f"'{names[0]}' 95, '{names[1]}' {tram}" in sentences
+    assert sentence in sentences
+    assert ("states the budget" in sentences) == bool(sentence)
+    assert differ in sentences
+
+
+START = 1_490_572_800
+"""2017-03-27 00:00 UTC, on which a block of 28 days begins."""
+OLD, NEW = b"o" * KEY_BYTES, b"n" * KEY_BYTES
+
+
+@pytest.mark.parametrize("horizon", [None, Horizon(timedelta(days=28), 10)])
+async def test_a_new_key_needs_a_new_name_and_grants_no_budget_twice(horizon, redis):
+    slotting = Slotting(timedelta(hours=1), timedelta(days=1), "UTC", horizon)
+    await RowStore(redis, "bus").claim_key(key_fingerprint(OLD))
+    before, one = Ledger(redis, "bus"), np.array([1])
+    user = np.array([Pseudonyms(OLD)["bus 7"]], dtype=np.uint64)
+    running = slotting.period_of(START + DAY)
+    await before.charge(running.start, running, await before.start_generation(birth=0), user, one, 10)
+    with pytest.raises(StateError, match="another user key"):
+        await RowStore(redis, "bus").claim_key(key_fingerprint(NEW))  # whenever it is tried
+
+    await RowStore(redis, "bus-2").claim_key(key_fingerprint(NEW))
+    after, changed = Ledger(redis, "bus-2"), START + DAY + DAY // 2
+    generation = await after.start_generation(birth=changed)
+    user = np.array([Pseudonyms(NEW)["bus 7"]], dtype=np.uint64)
+    with pytest.raises(BeforeBirthError):
+        await after.charge(running.start, running, generation, user, one, 10)
+    following = slotting.period_of(START + 2 * DAY if horizon is None else START + 28 * DAY)
+    assert await after.releases_since(slotting) <= following.start
+    assert not len(await after.charge(following.start, following, generation, user, one, 10))
+    if horizon is not None:
+        within = slotting.period_of(START + 2 * DAY)
+        with pytest.raises(BeforeBirthError):
+            await after.charge(within.start, within, generation, user, one, 10)
+
+
+async def test_adopting_periods_without_the_user_key_is_refused_and_makes_none(city, tmp_path):
+    """A key that never was cannot be the one that the charges of the ledger were made under."""
+    key = tmp_path / "nowhere" / "user.key"
+    env = worker_environment(key.parent, city.bus.kafka.bootstrap, city.server.url, free_port())
+    command = ["ledger", "adopt", "--no-other-ledger", "--config", str(sharing_file(tmp_path))]
+    adopted = await asyncio.to_thread(CliRunner().invoke, app, command, env=env)
+    assert adopted.exit_code == 1, adopted.output
+    assert str(key) in adopted.output
+    assert not key.parent.exists()
+    async with Redis.from_url(city.server.url) as client:
+        assert await client.keys() == []
+
+
+async def test_a_check_that_is_no_start_of_a_worker_neither_makes_a_key_nor_binds_the_ledger(city):
+    key = city.bus.privacy.user_key_file
+    key.unlink(missing_ok=True)
+    async with Redis.from_url(city.server.url) as client:
+        with pytest.raises(LedgerError, match="the first worker creates it"):
+            await LedgerCheck(city.bus, client, Ledger.of(client, city.bus), Known()).verify()
+        assert await client.keys() == []
+    assert not key.exists()
+    await city.verify(city.bus)
+    assert key.exists()
+
+
+async def test_a_worker_without_the_key_of_a_ledger_that_has_one_is_refused_and_makes_none(city):
+    await city.verify(city.bus)
+    key = city.tram.privacy.user_key_file
+    key.unlink()
+    with pytest.raises(LedgerError, match="another user key"):
+        await city.verify(city.tram)
+    assert not key.exists()

@@ -1,6 +1,6 @@
-"""A window that fails blocks those behind it, and one that was set aside can be closed again until a later one is
-planned. Real servers. A window that fails because of its content does not stop others. It is withheld if its failure is
-public, else set aside."""
+"""A window that fails blocks those behind it. One that fails because of its content does not: it is withheld if its
+failure is public, else set aside, and can be closed again until a later one is planned. Windows with histograms, and
+windows that Redis could not store, interrupted, reordered and reconfigured. Real servers."""
 
 import asyncio
 import dataclasses
@@ -10,27 +10,45 @@ from typing import Any
 
 import numpy as np
 import pytest
+from redis.asyncio import Redis
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from dpcore.noise import Noise
 from stream.app.services import Closing, ProcessDiedError, WorkProcess
 from stream.app.worker import Worker
 from stream.cli import app as command
 from stream.config import Config
-from stream.messages.message import WINDOW
-from stream.messages.topics import create_topics
+from stream.config.histogram import MAX_MESSAGE_BYTES
+from stream.config.public_cells import MAX_CELLS
+from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, encode_outbox
 from stream.protocol.close_process import CloseReport, close_windows, publish_windows
-from stream.protocol.release_protocol import ContentError, ReleaseProtocol
+from stream.protocol.release_protocol import ContentError, ReleaseProtocol, statistics_of
+from stream.statistics import plan
+from stream.statistics.columns import MAX_NUMBERS
+from stream.statistics.histograms.histograms import contributing, exact_counts
 from stream.statistics.plan import PlanError
 from stream.statistics.window_release import WindowStatistics
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, OutOfTurnError
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import NotSealedError, ReadThrough, RowStore
-from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, riders_config
+from stream.storage.row_store import NotSealedError, RowStore
+from tests.dpcore.silence import Silence
+from tests.support.builders import (
+    PLAINLY_PLANNED,
+    SLOT,
+    bus_config,
+    located_rows,
+    random_rows,
+    riders_config,
+    with_histograms,
+)
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.hourly import BUS
+from tests.support.participating import riders
+from tests.support.releasing import bodies_of, planned_with_fixes, released
 from tests.support.schemas import validate
-from tests.support.stored_rows import HOUR, fill, read_clock, rows_in
+from tests.support.stored_rows import HOUR, Clock, due, fill, rows_in, store
 from tests.support.topics_reader import read_all
 
 
@@ -46,8 +64,8 @@ def fails_for_the_first(error: BaseException) -> Callable[..., Any]:
     return failing
 
 
-async def starts_of_markers(kafka: str, feed: str) -> list[str]:
-    records = await read_all(kafka, feed)
+async def starts_of_markers(config: Config) -> list[str]:
+    records = await read_all(config.kafka.bootstrap, config.feed.name)
     return [json.loads(r.value)["window"]["start"][11:13] for r in records if r.topic == WINDOW]
 
 
@@ -61,48 +79,30 @@ async def starts_of_markers(kafka: str, feed: str) -> list[str]:
         (NotSealedError(SLOT, ["t/0"]), "unsealed"),
     ],
 )
-async def test_the_windows_behind_it_wait_until_it_is_closed(
-    error, failure, kafka, redis, redis_url, tmp_path, topic_name,
-    monkeypatch
-):  # fmt: skip
-    servers = {"kafka.bootstrap": kafka, "redis.url": redis_url}
-    config = bus_config(tmp_path, **servers, **PLAINLY_PLANNED, **{"feed.name": topic_name})
-    await create_topics(config)
+async def test_the_windows_behind_it_wait_until_it_is_closed(error, failure, feed, redis, monkeypatch):
+    config = feed(**PLAINLY_PLANNED)
     await fill(redis, config, 3)
     due = [SLOT, SLOT + HOUR, SLOT + 2 * HOUR]
     monkeypatch.setattr(ReleaseProtocol, "window", fails_for_the_first(error))
     assert [(report.failure, report.blocks) for report in await close_windows(config, due)] == [(failure, True)]
-    assert await starts_of_markers(kafka, topic_name) == []
+    assert await starts_of_markers(config) == []
     monkeypatch.undo()
     assert {report.failure for report in await close_windows(config, due)} == {None}
-    assert await starts_of_markers(kafka, topic_name) == ["12", "13", "14"]
+    assert await starts_of_markers(config) == ["12", "13", "14"]
 
 
-@pytest.mark.parametrize(
-    ("failure", "counter"),
-    [
-        ("ledger", "ledger_errors"),
-        ("publish", "publish_failures"),
-        ("redis", "redis_errors"),
-        ("unsealed", "unsealed"),
-        ("unexpected", "unexpected_failures"),
-    ],
-)
-async def test_the_worker_counts_each_kind_of_failure(tmp_path, failure, counter):
+async def test_the_worker_counts_each_kind_of_failure(tmp_path):
     worker = Worker(bus_config(tmp_path))
-    try:
+    counters = {"ledger": "ledger_errors", "publish": "publish_failures", "redis": "redis_errors"}
+    for failure, counter in (counters | {"unsealed": "unsealed", "unexpected": "unexpected_failures"}).items():
         worker.record(CloseReport(SLOT, 0.1, failure=failure))
         assert getattr(worker.metrics, counter)._value.get() == 1
-    finally:
-        await worker.redis.aclose()
+    await worker.redis.aclose()
 
 
-async def test_what_nobody_foresaw_blocks_the_windows_behind_it_and_the_operator_is_told(
-    kafka, redis, redis_url, tmp_path, topic_name, monkeypatch
-):
+async def test_what_nobody_foresaw_blocks_the_windows_behind_it_and_the_operator_is_told(feed, redis, monkeypatch):
     """The worker's own service closes a window, and the closing raises an error that no step is known to raise."""
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
-    await create_topics(config)
+    config = feed()
     await fill(redis, config, 2)
 
     async def here(self: WorkProcess, task: object, config: Config, slots: list[int]) -> Any:
@@ -118,57 +118,43 @@ async def test_what_nobody_foresaw_blocks_the_windows_behind_it_and_the_operator
                 assert await closing.close(due) > 0.0
         assert (worker.metrics.unexpected_failures._value.get(), blocked.get()) == (4, 1)
         assert await worker.store.slots_set_aside() == set(), "it did not fail for its content"
-        assert await starts_of_markers(kafka, topic_name) == []
+        assert await starts_of_markers(config) == []
         assert await closing.close(due) == 0.0
         assert blocked.get() == 0
-        assert await starts_of_markers(kafka, topic_name) == ["12"], "a live feed's windows are closed one at a time"
+        assert await starts_of_markers(config) == ["12"], "a live feed's windows are closed one at a time"
     finally:
         await worker.redis.aclose()
 
 
-@pytest.mark.parametrize("relation", ["values", "participation"])
-async def test_a_window_that_was_set_aside_is_due_again_once_it_is_retried(
-    relation, redis, redis_url, tmp_path, monkeypatch
-):
-    make = {"values": bus_config, "participation": riders_config}[relation]
+@pytest.mark.parametrize("make", [bus_config, riders_config], ids=["values", "participation"])
+async def test_a_window_that_was_set_aside_is_due_again_once_it_is_retried(make, redis, redis_url, tmp_path, clock):
     config = make(tmp_path, **{"redis.url": redis_url, "feed.name": "bus"})
     await fill(redis, config, 2)
-    worker = Worker(config)
-    monkeypatch.setattr(RowStore, "now_us", read_clock)
-    now = await worker.rows.now_us()
-    await worker.rows.advance_first_slot(SLOT, SLOT)
-    await worker.rows.list_partitions(["t/0"], now)
-    await worker.rows.read_through([ReadThrough("t/0", 120, 120, now)])
-    try:
-        await worker.store.set_aside(SLOT, "planted")
-        assert SLOT not in await worker.due_slots()
-        assert await worker.store.reasons() == {SLOT: "planted"}
-        assert await worker.store.take_up(SLOT)
-        assert SLOT in await worker.due_slots()
-        assert len(await rows_in(redis, "bus", SLOT)) == 60, "its rows are there still"
-        assert not await worker.store.take_up(SLOT), "it is set aside no more"
-    finally:
-        await worker.redis.aclose()
+    await RowStore(redis, "bus").advance_first_slot(SLOT, SLOT)
+    store = ReleaseStore(redis, "bus")
+    await store.set_aside(SLOT, "planted")
+    assert SLOT not in await due(config)
+    assert await store.reasons() == {SLOT: "planted"}
+    assert await store.take_up(SLOT)
+    assert SLOT in await due(config)
+    assert len(await rows_in(redis, "bus", SLOT)) == 60, "its rows are there still"
+    assert not await store.take_up(SLOT), "it is set aside no more"
 
 
 async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_step_it_reached(
-    kafka, redis, redis_url, tmp_path, topic_name, monkeypatch
+    feed, redis, monkeypatch
 ):
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
-    await create_topics(config)
+    config = feed()
+    name = config.feed.name
     await fill(redis, config, 1)
     with monkeypatch.context() as patch:
-        from stream.statistics.window_release import WindowStatistics
-
-        def raises(*_: object) -> None:
-            raise MemoryError("planted")
-
-        patch.setattr(WindowStatistics, "draw", raises)
+        fails("draw", MemoryError("planted"))(patch)
         (report,) = await close_windows(config, [SLOT])
     assert report.failure == "content"
-    charged = await Ledger(redis, topic_name).total("2017-03-21")
-    monkeypatch.setenv("HEXVEIL_FEED__NAME", topic_name)
-    monkeypatch.setenv("HEXVEIL_REDIS__URL", redis_url)
+    charged = await Ledger(redis, name).total("2017-03-21")
+    assert charged[1] > 0, "what was charged stays charged"
+    monkeypatch.setenv("HEXVEIL_FEED__NAME", name)
+    monkeypatch.setenv("HEXVEIL_REDIS__URL", config.redis.url)
 
     async def run(*arguments: str) -> Any:
         given = ["ledger", "retry", *arguments, "--config", str(BUS)]
@@ -182,11 +168,11 @@ async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_s
     assert "2017-03-21T12:00:00Z" in wrong.stderr
     assert (await run("nonsense")).exit_code == 2
     assert (await run("2017-03-21T12:00:00Z")).exit_code == 0
-    assert await ReleaseStore(redis, topic_name).slots_set_aside() == set()
+    assert await ReleaseStore(redis, name).slots_set_aside() == set()
     (report,) = await close_windows(config, [SLOT])
     assert report.failure is None
-    assert await starts_of_markers(kafka, topic_name) == ["12"]
-    assert await Ledger(redis, topic_name).total("2017-03-21") == charged, "nobody pays twice"
+    assert await starts_of_markers(config) == ["12"]
+    assert await Ledger(redis, name).total("2017-03-21") == charged, "nobody pays twice"
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
@@ -231,34 +217,25 @@ async def test_a_window_is_planned_only_once_the_one_before_it_is_committed(redi
             await other.commit(SLOT + HOUR)
         assert await other.store.plan(SLOT + HOUR) is None
     await one.commit(SLOT)
+    assert not await other.store.set_aside(SLOT, "planted"), "what is committed only has to be published"
+    assert await other.store.slots_set_aside() == set()
     await other.close(SLOT + HOUR)
     await one.close(SLOT)
     assert (await one.store.released(SLOT)).sequence < (await one.store.released(SLOT + HOUR)).sequence
 
 
-@pytest.mark.parametrize("relation", ["values", "participation"])
-async def test_rows_that_come_after_a_later_window_was_planned_are_dropped(
-    relation, redis, redis_url, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("make", [bus_config, riders_config], ids=["values", "participation"])
+async def test_rows_that_come_after_a_later_window_was_planned_are_dropped(make, redis, redis_url, tmp_path, clock):
     """As under ``window.lateness = "event-time"``, where a window without rows is not sealed."""
-    make = {"values": bus_config, "participation": riders_config}[relation]
     config = make(tmp_path, **{"redis.url": redis_url, "feed.name": "bus"})
     await fill(redis, config, 2)
     await protocol_of(redis, config, Collected()).close(SLOT + HOUR)
     with pytest.raises(OutOfTurnError, match="never released"):
         await protocol_of(redis, config, Collected()).close(SLOT)
     assert not await redis.exists(FeedKeys("bus").plan(SLOT))
-    worker = Worker(config)
-    monkeypatch.setattr(RowStore, "now_us", read_clock)
-    now = await worker.rows.now_us()
-    await worker.rows.advance_first_slot(SLOT, SLOT)
-    await worker.rows.list_partitions(["t/0"], now)
-    await worker.rows.read_through([ReadThrough("t/0", 120, 120, now)])
-    try:
-        assert await worker.due_slots() == []
-        assert await worker.rows.open_slots() == []
-    finally:
-        await worker.redis.aclose()
+    await RowStore(redis, "bus").advance_first_slot(SLOT, SLOT)
+    assert await due(config) == []
+    assert await RowStore(redis, "bus").open_slots() == []
 
 
 async def test_a_planned_window_of_a_period_that_is_not_released_any_more_does_not_block_later_ones(
@@ -270,13 +247,9 @@ async def test_a_planned_window_of_a_period_that_is_not_released_any_more_does_n
     protocol = protocol_of(redis, config, Collected())
     await close_until(protocol, SLOT, "plan")
     await redis.set(FeedKeys("bus").birth, SLOT + 20 * HOUR)
-    worker = Worker(config)
-    try:
-        await worker.due.tidy(await worker.due.ask())
-        assert await protocol.store.unfinished() is None
-        assert await protocol.store.slots_set_aside() == {SLOT}
-    finally:
-        await worker.redis.aclose()
+    await due(config)
+    assert await protocol.store.unfinished() is None
+    assert await protocol.store.slots_set_aside() == {SLOT}
 
 
 def fails(step: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], None]:
@@ -329,14 +302,11 @@ async def test_an_epsilon_that_no_number_of_a_window_can_be_had_for_withholds_it
     ],
 )
 async def test_only_what_follows_from_public_counts_is_told_and_the_next_windows_go_on(
-    relation, step, withheld, kafka, redis, redis_url, tmp_path, topic_name,
-    monkeypatch
-):  # fmt: skip
-    make = {"values": bus_config, "participation": riders_config}[relation]
+    relation, step, withheld, feed, redis, monkeypatch
+):
     box = {"south": 30.17, "west": -97.75, "north": 30.48, "east": -97.66}
-    settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url, "feed.domain": box}
-    config = make(tmp_path, **settings, **{"window.publication_margin": "1s"})
-    await create_topics(config)
+    make = {"values": bus_config, "participation": riders_config}[relation]
+    config = feed(make, **{"feed.domain": box, "window.publication_margin": "1s"})
     await fill(redis, config, 2)
     fails(step, MemoryError("planted"))(monkeypatch)
     reports = await close_windows(config, [SLOT, SLOT + HOUR])
@@ -344,33 +314,13 @@ async def test_only_what_follows_from_public_counts_is_told_and_the_next_windows
     committed = [report.slot for report in reports if report.failure is None]
     published = await publish_windows(config, committed)
     assert [report.released.withheld for report in published] == ([True, False] if withheld else [False])
-    markers = [json.loads(r.value) for r in await read_all(kafka, topic_name) if r.topic == WINDOW]
+    records = await read_all(config.kafka.bootstrap, config.feed.name)
+    markers = [json.loads(r.value) for r in records if r.topic == WINDOW]
     assert [marker.get("withheld", False) for marker in markers] == ([True, False] if withheld else [False])
-    assert await ReleaseStore(redis, topic_name).slots_set_aside() == (set() if withheld else {SLOT})
+    assert await ReleaseStore.of(redis, config).slots_set_aside() == (set() if withheld else {SLOT})
     monkeypatch.undo()
-    worker = Worker(config)
-    try:
-        monkeypatch.setattr(RowStore, "now_us", read_clock)
-        now = await worker.rows.now_us()
-        await worker.rows.list_partitions(["t/0"], now)
-        assert await worker.rows.read_through([ReadThrough("t/0", 120, 120, now)]) == {}
-        assert SLOT not in await worker.due_slots(), "a restart meets it again"
-    finally:
-        await worker.redis.aclose()
-    assert worker.metrics.windows_set_aside._value.get() == (0 if withheld else 1)
-
-
-async def test_what_is_set_aside_was_never_drawn_published_or_given_back(redis, tmp_path):
-    config = bus_config(tmp_path)
-    await fill(redis, config, 1)
-    out = Collected()
-    with pytest.MonkeyPatch.context() as patch:
-        fails("draw", OverflowError("planted"))(patch)
-        with pytest.raises(ContentError, match="OverflowError: planted"):
-            await protocol_of(redis, config, out).close(SLOT)
-    assert out.messages == []
-    assert not await redis.exists(FeedKeys("bus").outbox(SLOT))
-    assert (await Ledger(redis, "bus").total("2017-03-21"))[1] > 0, "what was charged stays charged"
+    Clock().rules(monkeypatch)
+    assert SLOT not in await due(config), "a restart meets it again"
 
 
 async def test_a_window_over_which_the_closing_process_dies_three_times_is_set_aside(
@@ -392,24 +342,200 @@ async def test_a_window_over_which_the_closing_process_dies_three_times_is_set_a
             await closing.close([SLOT, SLOT + HOUR])
         assert tried == [[SLOT]] * 3, "a later window was tried before the one that blocks it was set aside"
         assert await worker.store.slots_set_aside() == {SLOT}
+        await worker.due_slots()
+        assert worker.metrics.windows_set_aside._value.get() == 1
         assert (await worker.due.ask()).open == [SLOT + HOUR]
     finally:
         await worker.redis.aclose()
 
 
-async def test_a_committed_window_is_never_set_aside_because_it_only_has_to_be_published(redis, tmp_path):
-    config = bus_config(tmp_path)
+NAMES = ["euler", "htf", "sparse", "ug"]
+
+
+async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_was_published(redis, tmp_path):
+    config = with_histograms("values", tmp_path, NAMES)
+    await store(redis, config, located_rows(2, 200))
+    await protocol_of(redis, config, Collected()).close(SLOT)
+    assert {key.decode() for key in await redis.keys()} == {
+        f"hv:{name}"
+        for name in (
+            "{bus}:birth",
+            "{bus}:closed",
+            "{bus}:generation",
+            "{bus}:ledger:2017-03-21",
+            "{bus}:link",
+            "{bus}:opened",
+            "{bus}:planned",
+            "{bus}:sealed",
+            "{bus}:sequence",
+            "{bus}:terms:2017-03-21",
+            "{part:bus:bus/0}:progress",
+            "{part:bus:bus/0}:sealed",
+        )
+    }
+
+
+async def release(redis: Redis, config: Config, batches: list[tuple[str, int, np.ndarray]]) -> list[Message]:
+    """Messages of the window after ``batches`` of (partition, first offset, rows), under recorded noise."""
+    await redis.flushall()
+    state, feed = RowStore(redis, config.feed.name), config.feed.name
+    ledger = Ledger(redis, feed)
+    await ledger.start_generation(birth=0)
+    await redis.set(FeedKeys(feed).generation, "11111111-1111-4111-8111-111111111111")
+    for partition, first, rows in batches:
+        n = len(rows)
+        await state.append(partition, first, first + n, rows, np.arange(first, first + n), np.full(n, SLOT))
+    publisher = Collected()
+    recorded = Noise(np.random.default_rng(5).bytes)
+    await ReleaseProtocol(statistics_of(config), redis, state, ledger, publisher, recorded).close(SLOT)
+    return publisher.messages
+
+
+@pytest.mark.parametrize("relation", ["values", "participation"])
+async def test_redelivery_order_and_partitions_of_the_feed_change_no_byte_of_any_histogram(redis, tmp_path, relation):
+    """If a (user, time) is repeated with other positions, the same one counts, whichever arrived first."""
+    config = with_histograms(relation, tmp_path, NAMES, **{"histogram.fixes_per_user": 3})
+    rows = located_rows(3, 300, users=20)
+    twice = rows[:40].copy()
+    twice["lat"] += np.random.default_rng(1).integers(-2_000_000, 2_000_000, 40)
+    rows = np.concatenate([rows, twice])
+    once = await release(redis, config, [("t/0", 0, rows)])
+    assert len(bodies_of(once)) == len(NAMES)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        mixed = rows[rng.permutation(len(rows))]
+        batches = []
+        for number, part in enumerate(np.array_split(mixed, 4)):
+            middle = int(rng.integers(1, len(part)))
+            back = int(rng.integers(0, middle))
+            topic = f"t/{number}"
+            batches += [(topic, 0, part[:middle]), (topic, back, part[back:]), (topic, 0, part)]
+        assert await release(redis, config, batches) == once
+
+
+async def planned_then_killed(redis: Redis, config: Config, rows: np.ndarray) -> None:
+    await store(redis, config, rows)
+    await close_until(protocol_of(redis, config, Collected()), SLOT, "plan")
+
+
+@pytest.mark.parametrize("change", ["removed", "another box", "more mechanisms"])
+async def test_a_stored_plan_is_drawn_as_it_was_charged_whatever_the_configuration_says_now(redis, tmp_path, change):
+    planned_under = with_histograms("values", tmp_path, ["ug"])
+    smaller = {"south": 30.2, "west": -97.8, "north": 30.4, "east": -97.6}
+    now = {
+        "removed": planned_under.model_copy(update={"histogram": None}),
+        "another box": with_histograms("values", tmp_path, ["ug"], **{"histogram.domain": smaller}),
+        "more mechanisms": with_histograms("values", tmp_path, ["htf", "ug"], **{"histogram.fixes_per_user": 9}),
+    }[change]
+    rows = located_rows(5, 200)
+    await planned_then_killed(redis, planned_under, rows)
+    publisher = Collected()
+    await protocol_of(redis, now, publisher).close(SLOT)
+    (body,) = bodies_of(publisher.messages)
+    assert (body["mechanism"], body["fixes_per_user"], body["domain"]["south"]) == ("ug", 1, 30.1)
+    plan, contributions, _ = planned_with_fixes(planned_under, rows)
+    expected = (contributions.counts.n_users, int(plan.charged_users()[1].sum()))
+    assert await Ledger(redis, "bus").total("2017-03-21") == expected
+
+
+async def test_a_plan_without_histograms_publishes_none_though_they_are_configured_now(redis, tmp_path):
+    now = with_histograms("values", tmp_path, ["ug"])
+    await planned_then_killed(redis, now.model_copy(update={"histogram": None}), located_rows(6, 100))
+    publisher = Collected()
+    await protocol_of(redis, now, publisher).close(SLOT)
+    assert bodies_of(publisher.messages) == []
+    assert "mechanisms" not in bodies_of(publisher.messages, WINDOW)[0]
+
+
+async def test_a_user_who_cannot_pay_for_the_histograms_is_in_none_of_them_and_pays_nothing(redis, tmp_path):
+    config = with_histograms("participation", tmp_path, ["singular"])
+    rows = located_rows(7, 300)
+    await store(redis, config, rows)
+    users = np.unique(rows["user"])
+    poor, period = users[:3], "2017-03-21"
+    almost = config.privacy.ledger_budget - config.histogram_grant + 1
+    for user in poor.tolist():
+        await redis.hset(FeedKeys("riders").ledger(period), str(user), almost)
+    publisher = Collected()
+    await ReleaseProtocol(
+        statistics_of(config), redis, RowStore(redis, "riders"), Ledger(redis, "riders"), publisher, Silence()
+    ).close(SLOT)
+    spent = await Ledger(redis, "riders").spent(period, users, besides=0)
+    assert spent[:3].tolist() == [almost] * 3
+    assert np.all(spent[3:] >= config.histogram_grant)
+    (body,) = bodies_of(publisher.messages)
+    plan, _, fixes = planned_with_fixes(config, rows[~np.isin(rows["user"], poor)])
+    assert plan.terms.histogram is not None
+    assert body["structure"]["counts"] == exact_counts(plan.terms.histogram, contributing(plan, fixes)).tolist()
+
+
+ALL = ["mean", "moving_mean", "variance", "p15", "p50", "p85"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "says"),
+    [("MOST_CELLS", 1, "Redis can store the messages of 1"), ("LARGEST_VALUE", 100, "Redis can store 100")],
+)
+async def test_a_window_too_large_to_store_is_withheld_by_name_and_nobody_is_charged(
+    redis, tmp_path, topic_name, monkeypatch, bound, value, says
+):
+    monkeypatch.setattr(plan, bound, value)
+    config = bus_config(tmp_path, **{"feed.name": topic_name})
     await fill(redis, config, 1)
-    await protocol_of(redis, config, Collected()).commit(SLOT)
-    store = ReleaseStore(redis, "bus")
-    assert not await store.set_aside(SLOT, "planted")
-    assert await store.slots_set_aside() == set()
+    publisher = Collected()
+    with capture_logs() as logs:
+        await protocol_of(redis, config, publisher).close(SLOT)
+    (reason,) = [entry["reason"] for entry in logs if entry["event"] == "window withheld"]
+    assert says in reason
+    assert "nobody was charged" in reason
+    (marker,) = publisher.messages
+    assert json.loads(marker.value)["withheld"]
+    assert await Ledger.of(redis, config).total(config.slotting.period_of(SLOT).key) == (0, 0)
+    assert await ReleaseStore.of(redis, config).plan(SLOT) is None
 
 
-async def test_a_ledger_that_no_window_can_be_charged_to_stops_the_round(kafka, redis, redis_url, tmp_path, topic_name):
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
-    await create_topics(config)
-    await fill(redis, config, 2)
-    await redis.set(FeedKeys(topic_name).policy, "another")
-    (report,) = await close_windows(config, [SLOT, SLOT + HOUR])
-    assert (report.failure, report.blocks) == ("ledger", True)
+async def test_under_participation_a_plan_too_large_to_store_is_set_aside_unseen_and_nobody_is_charged(
+    redis, tmp_path, topic_name, monkeypatch
+):
+    """Users and their samples alone can make it too large: a public list has at most as many cells as can be stored."""
+    assert MAX_CELLS <= plan.MOST_CELLS
+    monkeypatch.setattr(plan, "LARGEST_VALUE", 100)
+    config = riders(tmp_path, **{"feed.name": topic_name})
+    await fill(redis, config, 1)
+    publisher, store = Collected(), ReleaseStore.of(redis, config)
+    with pytest.raises(ContentError, match="Redis can store 100; nobody was charged"):
+        await protocol_of(redis, config, publisher).close(SLOT)
+    assert await store.slots_set_aside() == {SLOT}
+    assert publisher.messages == [], "whether a window is too large depends on its users, so nothing tells of it"
+    assert await Ledger.of(redis, config).total(config.slotting.period_of(SLOT).key) == (0, 0)
+    assert await store.plan(SLOT) is None
+
+
+def test_the_messages_of_the_most_cells_fit_into_one_value_of_redis(tmp_path):
+    """Under "participation" counts have intervals, too. The name of a feed has at most 32 letters."""
+    config = riders(tmp_path, **{"feed.name": "f" * 32, "speed.statistics": ALL, "participation.weight": "sample"})
+    messages = [m for m in released(config, random_rows(1, 60)) if m.topic == HEXAGON_SPEED]
+    largest = max(len(encode_outbox([message])) for message in messages)
+    assert 1_500 < largest < plan.LARGEST_MESSAGE - 1_000, "models and excluded cells add less than 1000 bytes"
+    kinds = 6
+    distributions = 60 * MAX_NUMBERS
+    whole = plan.MOST_CELLS * plan.LARGEST_MESSAGE + distributions + kinds * MAX_MESSAGE_BYTES
+    assert whole < plan.LARGEST_VALUE < 1 << 29
+
+
+async def test_events_beyond_a_limit_are_counted_and_not_released(feed, redis, monkeypatch):
+    """60 events of 12 users, of which at most 3 count: real Kafka and Redis."""
+    monkeypatch.setattr("stream.terms.MAX_EVENTS_PER_USER", 3)
+    config, rows = feed(), random_rows(1, 60)
+    await store(redis, config, rows)
+    (report,) = await close_windows(config, [SLOT])
+    counts = np.unique(rows["user"], return_counts=True)[1]
+    beyond = int(np.maximum(counts - 3, 0).sum())
+    assert report.failure is None
+    assert report.beyond_limits == beyond > 0
+    bodies = [(r.topic, json.loads(r.value)) for r in await read_all(config.kafka.bootstrap, config.feed.name)]
+    assert sum(body["events"] for topic, body in bodies if topic != WINDOW) == 60 - beyond
+    worker = Worker(config)
+    worker.record(report)
+    await worker.redis.aclose()
+    assert worker.metrics.events_beyond_limits._value.get() == beyond

@@ -1,59 +1,58 @@
-"""Feeds that share a ledger spend one budget, whoever is killed when, and whatever Redis forgets. Real Kafka and Redis.
+"""Feeds that share a ledger spend one budget, whoever is killed when, and whatever Redis forgets. Which feeds may join
+a ledger, what a feed that is refused leaves behind, and how a feed leaves: not before it has published what it charged.
 A window is released once, with every row, to whichever earlier state the shard of a partition is set back between two
-steps.
+steps: a shard that takes over has done the first of what its master did. Real Kafka and Redis."""
 
-A shard that takes over has done the first of what its master did, so its states are those that the partition was in.
-"""
-
+import asyncio
 import io
 import json
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import redis as blocking
+from aiokafka import AIOKafkaProducer, TopicPartition
 from redis.asyncio import Redis
+from typer.testing import CliRunner
 
-from dpcore.noise import Noise
+from stream.app.doctor import ledger_finding
+from stream.cli import app
 from stream.config import Config
-from stream.local import RedisServer
-from stream.offline import replay_offline
+from stream.config.servers import KafkaConfig
+from stream.ingestion.pseudonyms import load_user_key
+from stream.local import KafkaServer, RedisServer
+from stream.local.kafka import write_identity
+from stream.messages.message import WINDOW
+from stream.messages.topics import create_topics
+from stream.offline import claim_feed, replay_offline
 from stream.protocol import close_process
-from stream.protocol.due_windows import DueWindows
 from stream.protocol.ledger_check import LedgerCheck
-from stream.protocol.release_protocol import STEPS, ReleaseProtocol, statistics_of
+from stream.protocol.markers import Published, read_markers
+from stream.protocol.release_protocol import STEPS
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, SetBackError
-from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import AppendTimes, Behind, NotSealedError, ReadThrough, RowStore
+from stream.storage.retirement import Retirement
+from stream.storage.row_store import NotSealedError, RowStore
+from stream.storage.shared_ledger import NO_TOPIC, Common, SharedLedger
 from stream.windows import Window
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, in_order, random_rows
 from tests.support.city import HOUR, City
 from tests.support.closing import Collected, Stopped, close_until, protocol_of
-from tests.support.sharing import BUDGET, LEDGER, PERIOD, drawn, each_stored, sharing, spent, stored
-
-
-async def worst_of_two_feeds(redis: Redis, tmp_path: Path) -> int:
-    """The most that the releases of two feeds cost one user, by the plans from which they were drawn."""
-    both = sharing(tmp_path)
-    await each_stored(redis, *both)
-    costs = [await drawn(redis, config) for config in both]
-    total = costs[0] + costs[1]
-    if not any(cost > BUDGET for cost in total.values()):
-        assert await spent(redis, both[0]) == total
-    return max(total.values())
+from tests.support.feeding import administering
+from tests.support.shards import AFTER_US, N, closing, note_ends, read_on
+from tests.support.sharing import BUDGET, LEDGER, PERIOD, drawn, each_stored, sharing, sharing_file, spent, stored
+from tests.support.stored_rows import dump, put_back
 
 
 async def test_the_releases_of_two_feeds_cost_nobody_more_than_one_budget(redis, tmp_path):
-    assert 0 < await worst_of_two_feeds(redis, tmp_path) <= BUDGET
-
-
-async def test_the_audit_finds_feeds_that_each_keep_counters_of_their_own(redis, tmp_path, monkeypatch):
-    """The planted bug."""
-    monkeypatch.setattr(FeedKeys, "ledger", lambda self, period: f"hv:{{ledger:{LEDGER}}}:{self.feed}:{period}")
-    assert await worst_of_two_feeds(redis, tmp_path) > BUDGET
+    """By the plans from which they were drawn."""
+    bus, tram = sharing(tmp_path)
+    await each_stored(redis, bus, tram)
+    total = await drawn(redis, bus) + await drawn(redis, tram)
+    assert 0 < max(total.values()) <= BUDGET
+    assert await spent(redis, bus) == total
 
 
 @pytest.mark.parametrize("moment", ["seal", "read", "plan", "charge", "draw", "commit"])
@@ -121,11 +120,10 @@ async def test_a_redis_set_back_to_before_a_charge_of_another_feed_stops_every_f
     if own:
         assert await city.release(city.bus, 1) is None
     city.set_back()
+    close_process.begin_anew()
     before = await city.spent()
     for config in (city.bus, city.tram):
-        reason = await city.release(config, 2)
-        assert reason is not None
-        assert "set back to an older state" in reason
+        assert "set back to an older state" in str(await city.release(config, 2))
         with pytest.raises(SetBackError):
             await city.verify(config)
     assert await city.spent() == before
@@ -141,18 +139,15 @@ async def test_a_redis_that_lost_a_charge_of_another_feed_after_the_last_look_pu
         await look(self)
         looks.append(1)
         if len(looks) == 1:
-            older = {key: await client.dump(key) for key in await client.keys()}
+            older = await dump(client)
             assert await city.release(city.tram, 0) is None
-            await client.flushall()
-            for key, value in older.items():
-                await client.restore(key, 0, value)
+            await put_back(client, older)
 
     with monkeypatch.context() as patch:
         patch.setattr(LedgerCheck, "verify", overtaken)
         reason = await city.release(city.bus, 0)
     await client.aclose()
-    assert reason is not None
-    assert "were committed, Redis remembers 0" in reason
+    assert "were committed, Redis remembers 0" in str(reason)
     assert await city.markers(city.bus) == []
 
 
@@ -173,13 +168,11 @@ async def test_a_feed_without_releases_of_its_own_starts_no_ledger_where_another
 async def test_two_redis_behind_one_ledger_stop_each_other(city, redis_binary, tmp_path):
     with RedisServer(tmp_path / "other", binary=redis_binary) as server:
         settings = city.tram.redis.model_copy(update={"url": server.url})
-        other = City(city.bus, city.tram.model_copy(update={"redis": settings}), server, tmp_path)
+        other = City((city.bus, city.tram.model_copy(update={"redis": settings})), server, tmp_path)
         await city.fill()
         await other.fill()
         assert await city.release(city.bus, 0) is None
-        reason = await other.release(other.tram, 0)
-        assert reason is not None
-        assert "two Redis serve one ledger" in reason
+        assert "two Redis serve one ledger" in str(await other.release(other.tram, 0))
 
 
 async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_before(redis, tmp_path):
@@ -199,13 +192,7 @@ async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_befor
 
 
 def test_recordings_of_two_feeds_share_the_budget_of_a_folder(tmp_path):
-    file, out = tmp_path / "hour.ndjson", io.StringIO()
-    rng = np.random.default_rng(1)
-    events = [
-        {"user": f"v{n % 3}", "time": (SLOT + n) * 1000, "lat": 30.2, "lng": -97.7, "speed": float(rng.uniform(0, 60))}
-        for n in range(60)
-    ]
-    file.write_text("".join(json.dumps(event) + "\n" for event in events))
+    file, out = events(tmp_path, "hour.ndjson", "user"), io.StringIO()
     span, state = Window(SLOT, SLOT + HOUR), tmp_path / "ledger"
     runs = [
         replay_offline(config, file, "canonical", out, span=span, state=state).charged[PERIOD]
@@ -215,60 +202,25 @@ def test_recordings_of_two_feeds_share_the_budget_of_a_folder(tmp_path):
     assert 0 < runs[0][1] == runs[1][1] <= 3 * BUDGET, "the second feed spent a budget of its own"
 
 
-async def test_a_window_of_one_feed_does_not_overwrite_that_of_another(redis, tmp_path):
-    bus, tram = sharing(tmp_path, **{"privacy.budget": 96.0})
-    for seed, config in enumerate((bus, tram)):
-        await stored(redis, config, seed)
-        await close_until(protocol_of(redis, config, Collected()), SLOT, "commit")
-    boxes = [await redis.get(FeedKeys.of(config).outbox(SLOT)) for config in (bus, tram)]
-    assert None not in boxes
-    assert boxes[0] != boxes[1]
-
-
 async def test_a_charge_notices_that_redis_lost_a_commit_of_another_feed_since_the_last_look(redis, tmp_path):
     bus, tram = sharing(tmp_path, **{"privacy.budget": 96.0})
     await each_stored(redis, bus, tram)
-    older = {key: await redis.dump(key) for key in await redis.keys()}
+    older = await dump(redis)
     await drawn(redis, tram)
     publisher = Collected()
     worker = protocol_of(redis, bus, publisher)
     assert await worker.ledger.sequence() == 0
-    await redis.flushall()
-    for key, value in older.items():
-        await redis.restore(key, 0, value)
+    await put_back(redis, older)
     with pytest.raises(SetBackError, match="1 windows of the feeds of ledger 'city' were committed, Redis remembers 0"):
         await worker.close(SLOT)
     assert publisher.messages == []
     assert await worker.ledger.periods() == []
 
 
-NAMES, N, AN_HOUR = ("bus/0", "bus/1"), 20, 3600
-AFTER_US = (SLOT + 24 * AN_HOUR) * 1_000_000
+NAMES = ("bus/0", "bus/1")
 LOGS = {name: np.split(in_order(random_rows(number, 2 * N, slot=SLOT)), 2) for number, name in enumerate(NAMES)}
 STATES = ("nothing", "opened", "half of the rows", "all rows", "read to the end", "sealed")
 STEPS_OF_SHARDS = ("seal", "read", "plan", "charge", "commit", "publish", "confirm")
-
-
-async def store_from(state: RowStore, name: str, batch: int) -> None:
-    """What a reader does that has stored the partition before."""
-    while batch < len(LOGS[name]):
-        rows, first = LOGS[name][batch], batch * N
-        at = int(rows["time"].max())
-        arrivals = AppendTimes(np.full(N, at), at, lambda slot: (slot + AN_HOUR) * 1_000_000 + 60_000_000)
-        given = first, first + N, rows, np.arange(first, first + N), np.full(N, SLOT), arrivals
-        try:
-            await state.append(name, *given, begun=batch > 0)
-            batch += 1
-        except Behind as behind:
-            batch = behind.stored // N
-
-
-async def read_on(state: RowStore) -> None:
-    """A look at the ends, which reads again what was lost."""
-    ends = [ReadThrough(name, 2 * N, 2 * N, AFTER_US) for name in NAMES]
-    while behind := await state.read_through(ends):
-        for name, offset in behind.items():
-            await store_from(state, name, offset // N)
 
 
 class Shard:
@@ -285,14 +237,8 @@ class Shard:
 
     async def set_back(self, name: str) -> None:
         await self._redis.delete(*self._names)
-        for key, dump in self._states[name].items():
-            await self._redis.restore(key, 0, dump)
-
-
-def protocol(redis: Redis, config: Config, publisher: Collected) -> ReleaseProtocol:
-    rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
-    due = DueWindows(config, rows, store, ledger)
-    return ReleaseProtocol(statistics_of(config), redis, rows, ledger, publisher, Noise(), sealing=due.seal)
+        for key, value in self._states[name].items():
+            await self._redis.restore(key, 0, value)
 
 
 async def fill(redis: Redis, config: Config) -> tuple[RowStore, Shard]:
@@ -301,16 +247,14 @@ async def fill(redis: Redis, config: Config) -> tuple[RowStore, Shard]:
     await Ledger.of(redis, config).start_generation(birth=0)
     await state.list_partitions(NAMES, AFTER_US)
     await shard.remember("nothing")
-    await store_from(state, NAMES[0], 0)
+    await read_on(state, NAMES[0], LOGS[NAMES[0]], 0)
     await state.move(NAMES[1], 0, 0)
     await shard.remember("opened")
-    rows, at = LOGS[NAMES[1]][0], int(LOGS[NAMES[1]][0]["time"].max())
-    arrivals = AppendTimes(np.full(N, at), at, lambda slot: (slot + AN_HOUR) * 1_000_000 + 60_000_000)
-    await state.append(NAMES[1], 0, N, rows, np.arange(N), np.full(N, SLOT), arrivals)
+    await read_on(state, NAMES[1], LOGS[NAMES[1]][:1], 0)
     await shard.remember("half of the rows")
-    await store_from(state, NAMES[1], 1)
+    await read_on(state, NAMES[1], LOGS[NAMES[1]], 1)
     await shard.remember("all rows")
-    await read_on(state)
+    await note_ends(state, LOGS)
     await shard.remember("read to the end")
     return state, shard
 
@@ -327,7 +271,7 @@ async def closed_with_set_back(
     """Close the window while the shard is set back after ``step`` of the first attempt, whose worker may be killed
     then.
 
-    Returns how often the window had to wait.
+    Returns how often the window had to be read again before it was released.
     """
     state, shard = await fill(redis, config)
 
@@ -338,24 +282,16 @@ async def closed_with_set_back(
             if killed:
                 raise Stopped
 
-    with suppress(Stopped):
+    waited = 0
+    for hooks in ({"after_step": set_back}, {}, {}):
         try:
-            await replace(protocol(redis, config, publisher), after_step=set_back).close(SLOT)
+            await closing(redis, config, publisher, **hooks).close(SLOT)
+        except Stopped:
+            continue
         except NotSealedError:
-            await read_on(state)
-            return state, 1 + await waits(redis, config, publisher, state)
-    return state, await waits(redis, config, publisher, state)
-
-
-async def waits(redis: Redis, config: Config, publisher: Collected, state: RowStore) -> int:
-    """How often the window has to be read again before it is released."""
-    try:
-        await protocol(redis, config, publisher).close(SLOT)
-    except NotSealedError:
-        await read_on(state)
-        await protocol(redis, config, publisher).close(SLOT)
-        return 1
-    return 0
+            await note_ends(state, LOGS)
+            waited += 1
+    return state, waited
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["and the worker goes on", "and the worker is killed"])
@@ -364,7 +300,7 @@ async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_
     config, expected = bus_config(tmp_path, **PLAINLY_PLANNED), Collected()
     await redis.config_set("appendfsync", "no")
     await fill(redis, config)
-    await protocol(redis, config, expected).close(SLOT)
+    await closing(redis, config, expected).close(SLOT)
     right = await outcome(redis, config, expected)
     assert sum(events or 0 for _, events, _ in right[0]) == 4 * N
     waited = set()
@@ -373,9 +309,9 @@ async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_
         state, times = await closed_with_set_back(redis, config, publisher, back, step, killed=killed)
         waited |= {back} if times else set()
         assert await outcome(redis, config, publisher) == right, back
-        await read_on(state)
+        await note_ends(state, LOGS)
         for slot in (await state.look()).slots:
-            await protocol(redis, config, publisher).close(slot)
+            await closing(redis, config, publisher).close(slot)
         assert (await state.look()).slots == []
         assert await outcome(redis, config, publisher) == right, back
     unread = set(STATES[: STATES.index("read to the end")])
@@ -384,3 +320,267 @@ async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_
     else:
         assert waited == (unread | {"read to the end"} if step == "seal" else set()), "afterwards it has read all rows"
     await redis.config_set("appendfsync", "always")
+
+
+async def joined(city: City) -> list[str]:
+    async with Redis.from_url(city.server.url) as client:
+        return list(await SharedLedger(client, "any", str(city.bus.shared_ledger)).feeds())
+
+
+async def cluster_of(bootstrap: str) -> str:
+    async with administering(bootstrap) as admin:
+        return (await admin.describe_cluster())["cluster_id"]
+
+
+@pytest.fixture(scope="module")
+def other(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """Another broker, with the cluster id of the one that the tests share."""
+    folder = tmp_path_factory.mktemp("other")
+    write_identity(folder / "data", node=1, cluster=asyncio.run(cluster_of(kafka)))
+    with KafkaServer(folder) as server:
+        yield server
+
+
+async def test_a_feed_that_publishes_to_another_kafka_with_the_same_cluster_id_is_refused(city, other):
+    """Container images give every cluster one id. The bus would not see there what the tram has released."""
+    await city.fill()
+    await city.verify(city.bus)
+    assert await cluster_of(other.bootstrap) == await cluster_of(city.bus.kafka.bootstrap)
+    kafka = city.tram.kafka.model_copy(update={"bootstrap": other.bootstrap})
+    tram = city.tram.model_copy(update={"kafka": kafka})
+    await create_topics(tram)
+    with pytest.raises(LedgerError, match="to the topic with identity"):
+        await city.verify(tram)
+    assert "to the topic with identity" in str(await city.release(tram, 0))
+    assert await city.spent() == (0, 0)
+    assert await city.release(city.bus, 0) is None
+
+
+async def test_a_topic_that_was_created_anew_is_read_from_its_beginning(kafka, topic_name):
+    """A process that knows an earlier topic beyond the first marker of the new one must not miss it."""
+    feed, ledger = f"{topic_name}-tram", topic_name
+    span = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
+    marker = {"feed": feed, "window": span, "generation": "g", "digest": "d", "sequence": 1, "ledger": ledger}
+    servers = KafkaConfig(bootstrap=kafka)
+    async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+        sent = await producer.send_and_wait(WINDOW, json.dumps(marker).encode(), key=feed.encode())
+        partitions = await producer.partitions_for(WINDOW)
+    beyond = {TopicPartition(WINDOW, sent.partition): sent.offset + 1}
+    now = await read_markers(servers, "bus", None, ledger)
+    assert now.topic
+    for topic, seen in ((now.topic, False), ("of an earlier topic", True)):
+        known = Published(
+            positions=dict.fromkeys([TopicPartition(WINDOW, n) for n in partitions], 0) | beyond, topic=topic
+        )
+        again = await read_markers(servers, "bus", known, ledger)
+        assert (feed in again.newest) == seen
+        assert again.topic == now.topic
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"privacy.period": "12h"}, "periods of 1 day.*periods of 12:00:00"),
+        ({"feed.timezone": "Europe/Paris"}, "Chicago.*Paris"),
+        ({"feed.format": "capmetro"}, "field 'user'.*field 'vehicle_id'.*ledger of its own"),
+        ({"privacy.user_key_file": "other.key"}, "another user key"),
+    ],
+    ids=["period", "time zone", "user", "user key"],
+)
+async def test_a_feed_with_other_terms_is_refused_and_does_not_join(city, change, said):
+    await city.verify(city.bus)
+    if "privacy.user_key_file" in change:
+        change = {"privacy.user_key_file": str(city.folder / "other.key")}
+        load_user_key(change["privacy.user_key_file"])
+    settings = {"kafka.bootstrap": city.bus.kafka.bootstrap, "redis.url": city.server.url, "privacy.budget": 3.0}
+    name = city.bus.feed.name.removesuffix("bus")
+    _, tram = sharing(city.folder, name, str(city.bus.shared_ledger), **settings, **change)
+    with pytest.raises(LedgerError, match=f"(?s){said}"):
+        await city.verify(tram)
+    assert await joined(city) == [city.bus.feed.name]
+    async with Redis.from_url(city.server.url) as client:
+        stated = await SharedLedger(client, "any", str(city.bus.shared_ledger)).budgets()
+    assert list(stated) == [city.bus.feed.name]
+
+
+async def test_doctor_of_a_shared_ledger_writes_nothing(city):
+    async with Redis.from_url(city.server.url) as client:
+        finding = await ledger_finding(city.tram, client)
+        assert finding.ok, finding
+        assert "no feed has joined" in finding.found
+        assert await client.keys() == []
+        await city.verify(city.bus)
+        before = {key: await client.dump(key) for key in await client.keys()}
+        finding = await ledger_finding(city.tram, client)
+        assert finding.ok, finding
+        assert f"'{city.tram.feed.name}' joins when its worker starts" in finding.found
+        assert {key: await client.dump(key) for key in await client.keys()} == before
+
+
+async def sent(city: City, feed: str, value: dict[str, Any] | bytes) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=city.bus.kafka.bootstrap) as producer:
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
+        await producer.send_and_wait(WINDOW, body, key=feed.encode())
+
+
+async def test_a_bad_marker_of_an_unrelated_feed_stops_nobody_and_one_of_a_member_stops_all(city):
+    await city.fill()
+    unrelated = city.bus.feed.name + "x"
+    for value in (b"\xff", b"[]", b"null", b'{"ledger": 5}', {"window": 1}, {"ledger": "another", "window": 1}):
+        await sent(city, unrelated, value)
+    assert await city.release(city.bus, 0) is None
+    await city.verify(city.tram)
+    await sent(city, city.tram.feed.name, b"{")
+    assert "not a close marker" in str(await city.release(city.bus, 1))
+
+
+async def test_a_bad_marker_that_names_the_ledger_stops_it_whoever_sent_it(city):
+    await sent(city, city.bus.feed.name + "x", {"ledger": city.bus.shared_ledger, "generation": 1})
+    with pytest.raises(LedgerError, match="not a close marker"):
+        await city.verify(city.bus)
+
+
+def events(folder: Path, name: str, field: str) -> Path:
+    file = folder / name
+    lines = [
+        {"user": "one", field: f"v{n % 3}", "time": (SLOT + n) * 1000, "lat": 30.2, "lng": -97.7, "speed": n % 50.0}
+        for n in range(60)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_recordings_that_name_their_users_in_another_field_are_refused(tmp_path):
+    bus, _ = sharing(tmp_path)
+    fields = {"user": "fleet", "time": "time", "lat": "lat", "lng": "lng", "value": "speed", "time_format": "epoch-ms"}
+    settings = {"privacy.epsilon": 1.5, "privacy.budget": BUDGET / 1e6, "ledger.name": LEDGER, "feed.name": "tram"}
+    tram = bus_config(tmp_path, **settings, **{"feed.topic": "tram", "feed.format": "declared", "feed.fields": fields})
+    span, state, out = Window(SLOT, SLOT + HOUR), tmp_path / "ledger", io.StringIO()
+    replay_offline(bus, events(tmp_path, "bus.ndjson", "user"), "canonical", out, span=span, state=state)
+    released = out.getvalue()
+    with pytest.raises(LedgerError, match="field 'user' names, in this feed it is field 'fleet'"):
+        replay_offline(tram, events(tmp_path, "tram.ndjson", "fleet"), "declared", out, span=span, state=state)
+    assert out.getvalue() == released
+
+
+async def test_a_feed_without_a_topic_joins_no_ledger_whose_feeds_have_one(redis, tmp_path):
+    """No worker would see what it releases."""
+    bus, tram = sharing(tmp_path)
+    shared = SharedLedger(redis, "bus", LEDGER)
+    await shared.bind(Common("field 'user'", "an identity", "key"))
+    with pytest.raises(LedgerError, match=f"identity an identity, this one to {NO_TOPIC}"):
+        await claim_feed(tram, redis, "key")
+    assert await shared.feeds() == {}
+    await redis.flushall()
+    await claim_feed(bus, redis, "key")
+    await claim_feed(tram, redis, "key")
+    with pytest.raises(LedgerError, match="another user key"):
+        await claim_feed(tram, redis, "other")
+    assert list(await shared.feeds()) == ["bus", "tram"]
+
+
+@pytest.mark.parametrize("last", ["charge", "commit", "publish"])
+async def test_a_feed_leaves_once_it_has_published_what_it_charged_and_holds_nothing_any_more(redis, tmp_path, last):
+    bus, tram = sharing(tmp_path)
+    await each_stored(redis, bus, tram)
+    shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
+    await close_until(protocol_of(redis, tram, Collected()), SLOT, last)
+    with pytest.raises(LedgerError, match="charged or committed and not published: 2017-03-21T12:00:00Z"):
+        await shared.leave("tram")
+    assert list(await shared.feeds()) == ["bus", "tram"]
+    await protocol_of(redis, tram, Collected()).close(SLOT)
+    charged = await ledger.total("2017-03-21")
+    await shared.leave("tram")
+    assert list(await shared.feeds()) == ["bus"]
+    assert await ledger.birth() is None
+    assert await ledger.total("2017-03-21") == charged
+    end = bus.slotting.period_of(SLOT).end
+    assert await Retirement(redis, "bus", bus.slotting, LEDGER).retire(end) == end
+
+
+@pytest.mark.parametrize("last", ["read", "plan"])
+async def test_a_feed_may_leave_while_its_worker_plans_and_again_whatever_the_worker_leaves_behind(
+    redis, tmp_path, last
+):
+    """The worker has looked before the feed left, so it stores a plan, or goes on with one that nobody has paid for.
+    Nobody is charged, nothing is published, and the plan holds nobody."""
+    _, tram = sharing(tmp_path)
+    shared, ledger, publisher = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram), Collected()
+    await stored(redis, tram, 1)
+    await ledger.start_generation(birth=0)
+
+    async def leave(step: str) -> None:
+        if step == last:
+            await shared.leave("tram")
+
+    with pytest.raises(BeforeBirthError):
+        await protocol_of(redis, tram, publisher, after_step=leave).close(SLOT)
+    assert await redis.exists(FeedKeys.of(tram).plan(SLOT))
+    await ledger.start_generation()  # its worker looks again
+    with pytest.raises(BeforeBirthError):
+        await protocol_of(redis, tram, publisher).close(SLOT)
+    assert await ledger.total(PERIOD) == (0, 0)
+    assert publisher.messages == []
+    await shared.leave("tram")
+    assert await shared.feeds() == {}
+
+
+async def test_a_plan_that_was_left_behind_is_charged_within_the_budget_if_its_period_is_adopted(redis, tmp_path):
+    """The bus has spent meanwhile what the plan of the tram took to be left."""
+    bus, tram = sharing(tmp_path)
+    await each_stored(redis, bus, tram)
+    shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
+    await ledger.start_generation(birth=0)
+    await close_until(protocol_of(redis, tram, Collected()), SLOT, "plan")
+    await shared.leave("tram")
+    await protocol_of(redis, bus, Collected()).close(SLOT)
+    await ledger.start_generation()
+    with pytest.raises(BeforeBirthError):
+        await protocol_of(redis, tram, Collected()).close(SLOT)
+    await ledger.adopt(tram.slotting.period_of(SLOT).start)
+    await protocol_of(redis, tram, Collected()).close(SLOT)
+    assert BUDGET / 2 < max((await spent(redis, tram)).values()) <= BUDGET
+
+
+async def test_a_window_that_some_users_have_paid_for_keeps_its_feed(redis, tmp_path):
+    """A worker that was killed between two calls of one charge."""
+    _, tram = sharing(tmp_path)
+    await stored(redis, tram, 1)
+    shared, ledger, keys = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram), FeedKeys.of(tram)
+    await ledger.start_generation(birth=0)
+    await close_until(protocol_of(redis, tram, Collected()), SLOT, "charge")
+    await redis.hdel(keys.charged(SLOT), "plan")
+    with pytest.raises(LedgerError, match="charged or committed and not published"):
+        await shared.leave("tram")
+
+
+async def test_a_feed_that_left_joins_again_with_a_birth_of_its_own(city):
+    await city.fill()
+    assert await city.release(city.tram, 0) is None
+    async with Redis.from_url(city.server.url) as client:
+        ledger, name = Ledger.of(client, city.tram), city.tram.feed.name
+        await SharedLedger(client, "any", str(city.tram.shared_ledger)).leave(name)
+        before = (await client.time())[0]
+        await city.verify(city.tram)
+        assert (await ledger.birth() or 0) >= before
+        assert name in await SharedLedger(client, "any", str(city.tram.shared_ledger)).feeds()
+    assert "began before" in str(await city.release(city.tram, 1))
+
+
+def test_leaving_asks_for_a_confirmation(redis_url, redis, tmp_path):
+    file = sharing_file(tmp_path)
+    keys = FeedKeys("tram", LEDGER)
+    with blocking.Redis.from_url(redis_url) as client:
+        client.hset(keys.feeds, "tram", 0)
+        command = ["ledger", "leave", "tram", "--config", str(file)]
+        environment = {"HEXVEIL_REDIS__URL": redis_url}
+        asked = CliRunner().invoke(app, command, env=environment)
+        assert asked.exit_code == 2
+        assert "repeat the" in asked.output
+        assert client.hexists(keys.feeds, "tram")
+        done = CliRunner().invoke(app, [*command, "--yes"], env=environment)
+        assert done.exit_code == 0, done.output
+        assert not client.hexists(keys.feeds, "tram")
+        again = CliRunner().invoke(app, [*command, "--yes"], env=environment)
+        assert again.exit_code == 1
+        assert "did not join" in again.output

@@ -1,6 +1,9 @@
-"""The terms on which a ledger period was first charged hold until its end, even if the configuration changes. The loop
-of plan and charge: a plan that meets an exhausted budget is replaced, at most a few times."""
+"""Who may be charged in a period, and on which terms. A ledger releases no window of a period that began before its
+birth, and is bound to what defines users and periods: others would grant a second budget. The terms on which a period
+was first charged hold until its end, and those of a window's plan and slots until it is released. A block of a horizon
+that is spent silences users to its end. Real Redis."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,21 +12,40 @@ import msgspec
 import numpy as np
 import pytest
 from redis.asyncio import Redis
+from typer.testing import CliRunner, Result
 
 from dpcore.accounting import epsilon_of_rho
 from dpcore.noise import Noise
+from stream.app.doctor import ledger_finding
+from stream.cli import app
 from stream.config import Config
-from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, Message
-from stream.offline import MemoryRows
+from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message
+from stream.offline import LinePublisher, MemoryRows, split_by_slot
+from stream.protocol.close_process import close_windows
+from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.release_protocol import NOBODY, PLAN_ATTEMPTS, ReleaseProtocol, statistics_of
-from stream.statistics.plan import Plan, encode_plan
+from stream.statistics.plan import Plan, PlanError, encode_plan
 from stream.storage.keys import FeedKeys
-from stream.storage.ledger import Ledger, LedgerError, TermsError
+from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, TermsError
+from stream.storage.row_store import RowStore
 from stream.windows import Period
-from tests.support.builders import SLOT, bus_config, located_rows, random_rows, with_histograms, zcdp_config
+from tests.support import hourly
+from tests.support.builders import (
+    PLAINLY_PLANNED,
+    SLOT,
+    bus_config,
+    located_rows,
+    random_rows,
+    riders_config,
+    with_histograms,
+    zcdp_config,
+)
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.participating import SMALL, riders
-from tests.support.stored_rows import rows_in, store
+from tests.support.releasing import verified
+from tests.support.stored_rows import due, rows_in, store
+from tests.support.topics_reader import read_all
 
 HOUR, DAY = 3600, 86_400
 TODAY, TOMORROW = "2017-03-21", "2017-03-22"
@@ -107,16 +129,19 @@ def histograms(messages: list[Message]) -> int:
     return sum(message.topic == SPATIAL_HISTOGRAM for message in messages)
 
 
-async def test_histograms_switched_on_under_values_begin_with_the_next_period(redis, tmp_path):
-    """Exact losses depend on which other users took part; admission to a histogram must not depend on that."""
-    config = with_histograms("values", tmp_path, ["ug"])
+@pytest.mark.parametrize(("relation", "released"), [("values", [0, 0, 1, 0, 0]), ("participation", [0, 1, 1, 0, 1])])
+async def test_histograms_switched_on_under_values_begin_with_the_next_period_and_under_participation_at_any_time(
+    redis, tmp_path, relation, released
+):
+    """Exact losses depend on which other users took part; admission to a histogram must not depend on that. Under
+    participation a charge depends on the user's own data alone, whatever is released."""
+    config = with_histograms(relation, tmp_path, ["ug"])
     alone = config.model_copy(update={"histogram": None})
     slots = [SLOT, SLOT + HOUR, SLOT + DAY, SLOT + DAY + HOUR, SLOT + DAY + 2 * HOUR]
-    counts = [
+    assert released == [
         histograms(await release(redis, setting, slot, located_rows(slot, 200, slot=slot)))
         for setting, slot in zip([alone, config, config, alone, config], slots, strict=True)
     ]
-    assert counts == [0, 0, 1, 0, 0]
     assert await most_spent(redis, config, TOMORROW) > config.histogram_grant
 
 
@@ -130,17 +155,6 @@ async def test_histograms_planned_before_exact_losses_were_charged_elsewhere_are
 
     assert histograms(await release(redis, config, SLOT, located_rows(2, 200), after_step=meanwhile)) == 0
     assert seen.count("plan") == 2
-
-
-async def test_histograms_under_participation_may_begin_at_any_time(redis, tmp_path):
-    """Under this relation a charge depends on the user's own data alone, whatever is released."""
-    config = with_histograms("participation", tmp_path, ["ug"])
-    alone = config.model_copy(update={"histogram": None})
-    counts = [
-        histograms(await release(redis, setting, slot, located_rows(slot, 200, slot=slot)))
-        for setting, slot in ((alone, SLOT), (config, SLOT + HOUR))
-    ]
-    assert counts == [0, 1]
 
 
 async def test_charges_for_histograms_are_refused_in_a_period_whose_charges_followed_from_counts(redis):
@@ -265,3 +279,324 @@ async def test_paced_users_take_turns_where_the_budget_pays_for_a_third_of_the_w
         assert 30 <= sum(admitted) <= 60
     spent = await protocol.ledger.spent("2017-03-21", rows.counts.users, besides=0)
     assert spent.max() <= config.privacy.ledger_budget
+
+
+HALF = 1800
+
+
+async def collect(redis: Redis, config: Config) -> None:
+    """An hour of rows, by the slots of ``config``."""
+    rows, n = random_rows(3, 300), 300
+    slots = config.slotting.slot_starts(rows["time"].astype(np.int64))
+    await Ledger(redis, config.feed.name).start_generation(birth=0)
+    await RowStore(redis, config.feed.name).append("bus/0", 0, n, rows, np.arange(n), slots)
+
+
+async def released(redis: Redis, config: Config) -> list[tuple[str, dict[str, Any], int]]:
+    """(Identifier, window, events) of every window that is due, oldest first."""
+    windows = []
+    for slot in await due(config, "bus/0"):
+        out = Collected()
+        await protocol_of(redis, config, out).close(slot)
+        bodies = [json.loads(message.value) for message in out.messages]
+        windows.append((out.messages[-1].ce_id, bodies[-1]["window"], sum(b.get("events", 0) for b in bodies[:-1])))
+    return windows
+
+
+def events(start: int, end: int) -> int:
+    time = random_rows(3, 300)["time"] // 1_000_000 - SLOT
+    return int(((time >= start) & (time < end)).sum())
+
+
+async def test_after_longer_slots_no_window_says_more_than_it_holds_and_identifiers_differ(
+    redis, redis_url, tmp_path, clock
+):
+    before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("30m", "1h"))
+    await collect(redis, before)
+    windows = await released(redis, after)
+    assert len({name for name, _, _ in windows}) == len(windows) == 1
+    assert windows[0][1] == {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
+    assert windows[0][2] == events(0, HALF)
+    assert await RowStore(redis, "bus").open_slots() == []
+    with pytest.raises(PlanError, match=r"window\.slot was changed"):
+        await protocol_of(redis, after, Collected()).close(SLOT + HALF)
+
+
+async def test_after_shorter_slots_a_window_holds_the_rows_of_its_own_time(redis, redis_url, tmp_path, clock):
+    before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("1h", "30m"))
+    await collect(redis, before)
+    ((_, window, number),) = await released(redis, after)
+    assert window == {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T12:30:00Z"}
+    assert number == events(0, HALF) < events(0, 2 * HALF)
+
+
+async def test_a_window_that_was_planned_is_finished_as_it_was_planned(redis, redis_url, tmp_path, clock):
+    before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("30m", "1h"))
+    await collect(redis, before)
+    await protocol_of(redis, before, Collected()).close(SLOT)
+    await close_until(protocol_of(redis, before, Collected()), SLOT + HALF, "charge")
+    ((_, window, number),) = await released(redis, after)
+    assert window == {"start": "2017-03-21T12:30:00Z", "end": "2017-03-21T13:00:00Z"}
+    assert number == events(HALF, 2 * HALF)
+
+
+@pytest.mark.parametrize(("slots", "ends"), [(("30m", "1h"), ["14:00"]), (("1h", "30m"), ["13:00", "13:30", "14:00"])])
+async def test_under_participation_the_ticks_go_on_from_a_beginning_of_the_new_length(
+    redis, redis_url, tmp_path, clock, slots, ends
+):
+    """Half an hour after the start, a feed with slots of 30 minutes has released one window, and one with slots of an
+    hour none. Then the length changes.
+    """
+    box = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
+    settings = {"redis.url": redis_url, "feed.domain": box, "hexagons.resolution": 6}
+    before, after = (riders_config(tmp_path, **settings, **{"window.slot": slot}) for slot in slots)
+    await collect(redis, before)
+    clock.now = float(SLOT)
+    assert await released(redis, before) == []
+    clock.now = SLOT + HALF + before.window.allowed_delay.total_seconds() + 1
+    first = await released(redis, before)
+    assert [window["end"][11:16] for _, window, _ in first] == (["12:30"] if slots[0] == "30m" else [])
+    assert await released(redis, before) == []
+    clock.now = SLOT + 4 * HALF + before.window.allowed_delay.total_seconds() + 1
+    windows = await released(redis, after)
+    assert [window["end"][11:16] for _, window, _ in windows] == (ends if slots[0] == "30m" else ["12:30", *ends])
+
+
+RUNNING = Period(SLOT - 12 * HOUR, SLOT + 12 * HOUR, "2017-03-21")
+NEXT = Period(RUNNING.end, RUNNING.end + DAY, "2017-03-22")
+USERS, B = np.array([7, 8], dtype=np.uint64), 100
+
+
+async def spend(redis: Redis, feed: str, period: Period) -> int:
+    """The charge of user 7 if ``feed`` charges the whole budget in a window of ``period``."""
+    ledger = Ledger(redis, feed)
+    generation = await ledger.start_generation(birth=SLOT)
+    await ledger.charge(period.start + HOUR, period, generation, USERS, np.full(2, B), B)
+    return int((await ledger.spent(period.key, USERS, besides=0))[0])
+
+
+async def test_a_new_feed_name_in_the_middle_of_a_period_grants_nothing_until_the_next(redis):
+    await Ledger(redis, "old").start_generation(birth=0)
+    assert await spend(redis, "old", RUNNING) == B
+    with pytest.raises(
+        BeforeBirthError, match=r"born 2017-03-21T12:00:00Z; windows of period 2017-03-21.*ledger adopt"
+    ):
+        await spend(redis, "new", RUNNING)
+    assert await Ledger(redis, "new").periods() == []
+    assert await spend(redis, "new", NEXT) == B
+
+
+async def test_a_ledger_whose_birth_is_not_recorded_charges_nothing(redis):
+    ledger = Ledger(redis, "bus")
+    generation = await ledger.start_generation()
+    await redis.delete(FeedKeys("bus").birth)
+    with pytest.raises(BeforeBirthError, match="not recorded"):
+        await ledger.charge(SLOT, RUNNING, generation, USERS, np.full(2, B), B)
+
+
+async def test_a_ledger_is_born_when_redis_makes_it_and_adopting_only_moves_it_back(redis):
+    ledger = Ledger(redis, "bus")
+    await ledger.start_generation()
+    now, _ = await redis.time()
+    assert now - 60 <= (await ledger.birth() or 0) <= now
+    await ledger.start_generation(birth=0)
+    assert (await ledger.birth() or 0) >= now - 60, "a ledger is born once"
+    assert await ledger.adopt(SLOT) == SLOT
+    assert await ledger.adopt(SLOT + DAY) == SLOT
+    assert await ledger.adopt(SLOT - DAY) == SLOT - DAY
+
+
+async def filled(redis: Redis, config: Config) -> None:
+    """Rows in a period before the birth and in one after it."""
+    store, rows = RowStore(redis, config.feed.name), random_rows(3, 60)
+    slots = np.repeat([SLOT, SLOT + 2 * DAY], 30)
+    await Ledger(redis, config.feed.name).start_generation(birth=SLOT)
+    await store.append("t/0", 0, 60, rows, np.arange(60), slots)
+
+
+async def test_under_values_windows_of_earlier_periods_wait_until_they_are_adopted(redis, redis_url, tmp_path, clock):
+    clock.now = SLOT + 3 * DAY
+    config = bus_config(tmp_path, **{"redis.url": redis_url})
+    await filled(redis, config)
+    assert await due(config) == [SLOT + 2 * DAY]
+    await Ledger(redis, "bus").adopt(0)
+    assert await due(config) == [SLOT, SLOT + 2 * DAY]
+
+
+async def test_under_participation_no_tick_of_an_earlier_period_is_published(redis, redis_url, tmp_path, clock):
+    config = riders_config(tmp_path, **{"redis.url": redis_url})
+    clock.now = SLOT + 60
+    await filled(redis, config)
+    assert await due(config) == []
+    clock.now = SLOT + 2 * DAY
+    slots = await due(config)
+    assert slots[0] == config.slotting.period_of(SLOT).end
+    assert all(config.slotting.period_of(slot).start >= SLOT for slot in slots)
+
+
+async def test_a_close_of_an_earlier_period_draws_and_publishes_nothing(redis, tmp_path):
+    config = bus_config(tmp_path)
+    await filled(redis, config)
+    out = Collected()
+    with pytest.raises(BeforeBirthError):
+        await protocol_of(redis, config, out).close(SLOT)
+    assert out.messages == []
+    assert not await redis.exists(FeedKeys("bus").outbox(SLOT))
+
+
+def test_adopt_explains_itself_and_changes_nothing_unless_the_operator_says_that_no_other_ledger_has():
+    at = ["ledger", "adopt", "--config", str(hourly.BUS)]
+    result = CliRunner().invoke(app, [*at, "--since", "2017-03-21"])
+    assert result.exit_code == 2
+    assert "periods from 2017-03-21T05:00:00Z on" in result.stderr
+    assert "every user gets" in result.stderr
+    wrong = CliRunner().invoke(app, [*at, "--since", "yesterday", "--no-other-ledger"])
+    assert wrong.exit_code == 2
+    assert "write a date like 2017-03-21" in wrong.stderr
+
+
+FIELDS = {"time": "t", "lat": "y", "lng": "x", "value": "v", "time_format": "epoch-ms"}
+
+
+def test_another_field_for_the_user_is_refused_with_the_remedy_and_with_the_old_one_the_ledger_goes_on(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    place = {"lat": 30.2, "lng": -97.7, "speed": 12.0}
+    buses = {"latitude": 30.2, "longitude": -97.7, "speed": 4.0, "timestamp": "2017-03-21T13:00:01Z"}
+    days = {
+        "canonical": [{"user": "a", "time": (SLOT + hour * HOUR) * 1000} | place for hour in range(2)],
+        "capmetro": [{"vehicle_id": "a"} | buses],
+    }
+    for name, events in days.items():
+        (tmp_path / f"{name}.ndjson").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+    def replayed(name: str, hour: int) -> Result:
+        span = ["--from", f"2017-03-21T{12 + hour}:00Z", "--until", f"2017-03-21T{13 + hour}:00Z"]
+        command = ["replay", f"{name}.ndjson", "--format", name, "--offline", "--state", "ledger", "--json", *span]
+        return CliRunner().invoke(app, [*command, "--config", str(hourly.BUS)])
+
+    first, other, second = replayed("canonical", 0), replayed("capmetro", 1), replayed("canonical", 1)
+    assert (first.exit_code, other.exit_code, second.exit_code) == (0, 1, 0), second.output
+    assert other.stdout == ""
+    assert all(part in other.stderr for part in ("field 'user'", "field 'vehicle_id'", "new name"))
+    spent = [json.loads(run.stderr)["charged"]["2017-03-21"] for run in (first, second)]
+    assert spent[0][0] == spent[1][0] == 1
+    assert spent[1][1] > spent[0][1]
+    assert WINDOW in second.stdout
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"feed.format": "capmetro"}, {"feed.topic": "other.positions"}, {"feed.format": "itms"}],
+    ids=["format", "topic", "format with another field"],
+)
+async def test_a_worker_that_would_know_users_by_another_name_releases_nothing(change, feed, redis):
+    before, after = feed(), feed(**change)
+    await store(redis, before, random_rows(4, 60))
+    await verify_ledger(before, redis)
+    with pytest.raises(LedgerError, match="second budget in the same period"):
+        await verify_ledger(after, redis)
+    (report,) = await close_windows(after, [SLOT])
+    assert report.failure == "ledger"
+    name = before.feed.name
+    assert await Ledger(redis, name).periods() == []
+    assert [record for record in await read_all(before.kafka.bootstrap, name) if record.topic == WINDOW] == []
+    (report,) = await close_windows(before, [SLOT])
+    assert report.failure is None
+
+
+async def test_formats_that_name_users_by_the_same_field_share_a_ledger(feed, redis):
+    formats = [feed(**{"feed.format": name}) for name in ("capmetro", "capmetro-2015")]
+    fields = {f"feed.fields.{name}": path for name, path in (FIELDS | {"user": "vehicle_id"}).items()}
+    formats.append(feed(**{"feed.format": "declared"}, **fields))
+    assert len({await verify_ledger(config, redis) for config in formats}) == 1
+
+
+async def test_doctor_finds_another_or_a_missing_user_key_before_a_worker_starts(feed, redis):
+    config = feed()
+    key = load_user_key(config.privacy.user_key_file)
+    await RowStore.of(redis, config).claim_key(key_fingerprint(key))
+    assert (await ledger_finding(config, redis)).ok
+    config.privacy.user_key_file.unlink()
+    missing = await ledger_finding(config, redis)
+    assert not missing.ok
+    assert "restore the file" in missing.found
+    load_user_key(config.privacy.user_key_file)
+    another = await ledger_finding(config, redis)
+    assert not another.ok
+    assert "user_key_file" in another.found
+
+
+START = SLOT + 10 * DAY
+"""A day in the first half of a block of 28 days."""
+DAYS = 5
+
+
+def with_horizon(folder: Path, budget: float, **overrides: Any) -> Config:
+    horizon = {"period": "28d", "budget": budget}
+    return bus_config(
+        folder, **PLAINLY_PLANNED, **{"privacy.horizon": horizon, "speed.allocation": "uniform"}, **overrides
+    )
+
+
+async def released_on_days(redis: Redis, config: Config) -> list[str]:
+    """Lines of one window on each of some days, in which the same users drive."""
+    ledger, out = Ledger.of(redis, config), io.StringIO()
+    await ledger.start_generation(birth=0)
+    rows = np.concatenate([random_rows(1, 60, users=6, slot=START + day * DAY) for day in range(DAYS)])
+    by_slot = split_by_slot(rows, config)
+    protocol = ReleaseProtocol(statistics_of(config), redis, MemoryRows(by_slot), ledger, LinePublisher(out), Noise())
+    for slot in sorted(by_slot):
+        await protocol.close(slot)
+    return out.getvalue().splitlines()
+
+
+def markers(lines: list[str]) -> list[dict[str, Any]]:
+    return [json.loads(line)["value"] for line in lines if f'"topic":"{WINDOW}"' in line]
+
+
+async def test_a_block_pays_for_its_days_and_then_for_none(redis, tmp_path):
+    config = with_horizon(tmp_path, 480.0)
+    lines = await released_on_days(redis, config)
+    spent = await Ledger.of(redis, config).periods()
+    block = config.slotting.block_of(START)
+    assert block is not None
+    assert spent.count(block.key) == 1
+    users, total = await Ledger.of(redis, config).total(block.key)
+    days = [await Ledger.of(redis, config).total(period) for period in spent if period != block.key]
+    assert total == sum(sum_of_day for _, sum_of_day in days), "every charge counts in its period and in its block"
+    assert users == 6
+    report = verified(lines)
+    assert report["sound"], report["problems"]
+    assert {marker["horizon"]["budget"] for marker in markers(lines)} == {480.0}
+
+    await redis.flushall()
+    small = with_horizon(tmp_path, 2 * config.privacy.epsilon, **{"privacy.budget": 2 * config.privacy.epsilon})
+    lines = await released_on_days(redis, small)
+    assert len(markers(lines)) == DAYS, "a window is released, whoever can pay"
+    last = config.slotting.period_of(START + (DAYS - 1) * DAY).key
+    assert await Ledger.of(redis, small).total(last) == (0, 0)
+    users, total = await Ledger.of(redis, small).total(block.key)
+    assert 0 < total <= users * small.privacy.horizon_budget
+
+
+async def test_participation_and_zcdp_have_a_horizon_too(redis, tmp_path):
+    config = riders(tmp_path, **{"privacy.horizon": {"period": "7d", "budget": 20.0}})
+    assert {marker["horizon"]["budget"] for marker in markers(await released_on_days(redis, config))} == {20.0}
+    await redis.flushall()
+    zcdp = zcdp_config(tmp_path, **SMALL, **{"privacy.horizon": {"period": "7d", "budget": 8.0}})
+    stated = [marker["horizon"] for marker in markers(await released_on_days(redis, zcdp))]
+    block = zcdp.privacy.horizon_budget
+    assert {horizon["rho_budget"] for horizon in stated} == {block / 1e9}
+    assert {horizon["budget"] for horizon in stated} == {zcdp.privacy.stated_epsilon(block)}
+    assert 7.99 < zcdp.privacy.stated_epsilon(block) <= 8.0
+
+
+async def test_another_horizon_is_another_ledger(redis, tmp_path):
+    """Blocks of another length would forget what was spent."""
+    ledger = Ledger.of(redis, with_horizon(tmp_path, 480.0))
+    await ledger.claim_policy(with_horizon(tmp_path, 480.0).ledger_policy)
+    await ledger.claim_policy(with_horizon(tmp_path, 300.0).ledger_policy)
+    with pytest.raises(LedgerError, match="spent budgets would be forgotten"):
+        await ledger.claim_policy(bus_config(tmp_path).ledger_policy)

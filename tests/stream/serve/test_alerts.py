@@ -27,10 +27,9 @@ from stream.local import REPO_ROOT
 from stream.messages.lines import line_of
 from stream.messages.message import Message
 from stream.serve.alerts import watching as delivering
-from stream.serve.alerts.rules import Judged, alerts
+from stream.serve.alerts.rules import Judged, Usual, alerts
 from stream.serve.alerts.watching import WAITING, Alerts, Delivery, Webhook
 from stream.serve.api import SERVICE
-from stream.serve.cell_history import Usual
 from stream.serve.metrics import PublicMetrics
 from stream.serve.window_store import View, WindowView
 from tests.stream.serve.city import BUSY, JAM, STEADY, USUAL_DAY, Cell, city_config, window

@@ -10,10 +10,9 @@ import pytest
 from stream.config import Config
 from stream.messages.lines import line_of
 from stream.messages.message import Message
-from stream.serve.cell_history import Usual
+from stream.serve.alerts.rules import Usual
 from stream.serve.hexagons import OtherDay, other_day
-from stream.serve.local_time import local_start, start_at
-from stream.serve.window_store import View, WindowView
+from stream.serve.window_store import View, WindowView, local_start, start_at
 from tests.stream.serve.city import USUAL_DAY, city_config, window
 from tests.stream.serve.made_windows import arrivals, outcomes
 from tests.stream.serve.serving import serving_file

@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 from stream.messages.cells import cells_of, with_estimates
 from stream.messages.message import HEXAGON_SPEED
-from stream.serve import api_page
+from stream.serve import openapi
 from stream.serve.api import make_app
 from stream.serve.ogc.features import ROOT
 from stream.serve.operations import BASE
@@ -230,7 +230,7 @@ def test_nothing_in_a_document_can_become_an_element():
         },
         "components": {"schemas": {"S": {"description": odd, "properties": {odd: {"description": odd}}}}},
     }
-    html = api_page.page(document).decode()
+    html = openapi.page(document).decode()
     assert "<script" not in html
     assert not Read(html).open
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.transit import gtfs_realtime_pb2
+from structlog.testing import capture_logs
 
 from stream.embedded import EmbeddedFeed
 from stream.ingestion.decoding import Decoder
 from stream.local import REPO_ROOT
-from stream.sources import snapshot_events
+from stream.sources import snapshot_events, timestamps
 from stream.sources.polling import FetchError, FileSink, Poller, PollSettings, backed_off, poll
 from stream.sources.snapshots import SnapshotError
-from stream.sources.timestamps import Staleness
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from tests.stream.sources.agency import DELHI, FEED, START, Agency, answer, fetch, fleet, reader, run, snapshot_bytes
@@ -406,20 +406,9 @@ def test_a_host_that_was_redirected_to_and_asks_for_the_key_is_named_without_it(
             fetch(other.url, headers={"X-Api-Key": "s3cret"})
 
 
-def test_a_header_that_stands_still_is_said_once_and_its_end_too_and_without_a_clock_a_feed_without_events():
-    follow, clock, minute = Staleness(300.0), START * 1_000_000, 60_000_000
-    said = [follow.answered(clock, clock + k * minute - 60 * minute, brought_events=False) for k in range(8)]
-    assert [place for place, sentence in enumerate(said) if sentence] == [5]
-    assert "for 300 s its header has had the same timestamp" in str(said[5])
-    assert follow.stale
-    assert follow.answered(clock + 1, clock + 9 * minute, brought_events=False) == "the feed moves again"
-    assert follow.answered(None, clock + 15 * minute, brought_events=False) is not None, "an unchanged document"
-    follow, brings = Staleness(300.0), [True] * 10 + [False] * 10
-    said = [follow.answered(None, k * minute, brought_events=new) for k, new in enumerate(brings)]
-    assert [place for place, sentence in enumerate(said) if sentence] == [14]
-
-
-async def test_a_server_that_repeats_a_snapshot_with_and_without_304_is_noticed_and_asked_conditionally(tmp_path):
+async def test_a_server_that_repeats_a_snapshot_with_and_without_304_is_noticed_and_asked_conditionally(
+    tmp_path, monkeypatch
+):
     loop, stopping, source = asyncio.get_running_loop(), asyncio.Event(), reader("reported")
     again = answer(200, fleet(0, speed=5.0), ETag='"7"', Last_Modified="Thu, 11 Sep 2025 09:40:16 GMT")
 
@@ -428,11 +417,12 @@ async def test_a_server_that_repeats_a_snapshot_with_and_without_304_is_noticed_
         loop.call_soon_threadsafe(loop.call_later, 0.2, stopping.set)
 
     settings = PollSettings(interval_s=1.0)
-    with Agency([again, again, again, last]) as agency:
-        sink, follow = FileSink(tmp_path / "out.ndjson"), Staleness(1.5)
-        await poll(source, Poller(agency.url, settings), settings, sink, stopping, once=False, staleness=follow)
+    monkeypatch.setattr(timestamps, "_STALE_US", 900_000)
+    with Agency([again, again, again, last]) as agency, capture_logs() as logs:
+        sink = FileSink(tmp_path / "out.ndjson")
+        await poll(source, Poller(agency.url, settings), settings, sink, stopping, once=False)
     assert agency.requests[1]["If-None-Match"] == '"7"'
     assert agency.requests[1]["If-Modified-Since"] == "Thu, 11 Sep 2025 09:40:16 GMT"
-    assert follow.stale
-    assert source.tally.stale == 2
+    said = [log["vehicles"] for log in logs if "no vehicle's timestamp has advanced" in log["event"]]
+    assert said == [3, 1], "of a document, and of one that is the same"
     assert len((tmp_path / "out.ndjson").read_bytes().splitlines()) == 3

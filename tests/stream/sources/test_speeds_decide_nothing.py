@@ -75,18 +75,6 @@ def gtfs(speeds: Speeds) -> list[bytes]:
     return values
 
 
-def gtfs_text(speeds: Speeds) -> list[bytes]:
-    """What ``hexveil gtfs-rt`` sends of protobuf's text form."""
-    return sent_of(
-        speeds,
-        'header {{ gtfs_realtime_version: "2.0" timestamp: {clock} }} {entities}',
-        'entity {{ id: "{v}" vehicle {{ vehicle {{ id: "{v}" }} position {{ latitude: {lat} longitude: {lng} {speed} '
-        "}} }} }}",
-        "speed: {}",
-        " ",
-    )
-
-
 def gtfs_json(speeds: Speeds) -> list[bytes]:
     """What ``hexveil gtfs-rt`` sends of JSON."""
     return sent_of(
@@ -150,7 +138,7 @@ def same(one: list[bytes], other: list[bytes]) -> bool:
 
 
 NUMBERS = st.sampled_from(FINITE) | st.sampled_from(DIGITS) | st.floats(allow_nan=False, allow_infinity=False)
-SOURCES = [gtfs, gtfs_text, gtfs_json, siri, hfp]
+SOURCES = [gtfs, gtfs_json, siri, hfp]
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from google.protobuf import json_format, text_format
+from google.protobuf import json_format
 from google.transit import gtfs_realtime_pb2
 
 from stream.sources.file_kinds import HEAD_BYTES, is_gtfs_realtime
@@ -18,18 +18,17 @@ BUS = ("a", START - 5, 28.61, 77.21, 7.5)
 def in_form(message: gtfs_realtime_pb2.FeedMessage, form: str) -> bytes:
     if form == "protobuf":
         return bytes(message.SerializeToString())
-    return (json_format.MessageToJson if form == "json" else text_format.MessageToString)(message).encode()
+    return json_format.MessageToJson(message).encode()
 
 
-@pytest.mark.parametrize("form", ["json", "text"])
-def test_a_byte_order_mark_before_json_or_text_is_skipped(form):
-    marked = b"\xef\xbb\xbf" + in_form(feed_message([BUS]), form)
+def test_a_byte_order_mark_before_json_is_skipped():
+    marked = b"\xef\xbb\xbf" + in_form(feed_message([BUS]), "json")
     assert decode_snapshot(marked).vehicles == ["a"]
     assert is_gtfs_realtime(marked[:HEAD_BYTES])
 
 
 @pytest.mark.parametrize("incrementality", [None, "FULL_DATASET", "DIFFERENTIAL"])
-@pytest.mark.parametrize("form", ["protobuf", "json", "text"])
+@pytest.mark.parametrize("form", ["protobuf", "json"])
 def test_each_position_counts_whatever_the_incrementality_and_a_deleted_entity_is_none(incrementality, form):
     message = feed_message([BUS, ("gone", START, 28.7, 77.3, 1.0), ("b", None, 28.7, 77.3, None)])
     if incrementality is not None:
@@ -52,10 +51,8 @@ def test_each_position_counts_whatever_the_incrementality_and_a_deleted_entity_i
         .replace(b"\x0a\x0b", b"\x0a\x0d", 1),
         in_form(feed_message([BUS]), "json").replace(b'"timestamp"', b'"incrementality": "PARTIAL", "timestamp"', 1),
         in_form(feed_message([BUS]), "json").replace(b'"timestamp"', b'"incrementality": 7, "timestamp"', 1),
-        in_form(feed_message([BUS]), "text").replace(b"header {", b"header { incrementality: PARTIAL", 1),
-        in_form(feed_message([BUS]), "text").replace(b"header {", b"header { incrementality: 7", 1),
     ],
-    ids=["protobuf", "json-name", "json-number", "text-name", "text-number"],
+    ids=["protobuf", "json-name", "json-number"],
 )
 def test_an_unknown_incrementality_is_refused_by_name_in_every_form(body):
     with pytest.raises(SnapshotError, match=r"(?i)incrementality"):
@@ -176,14 +173,7 @@ def test_one_bad_entity_loses_itself_only_and_fields_that_are_not_used_lose_noth
     assert dict(snapshot.refused) == {"unreadable": 1}
 
 
-def test_in_text_form_an_unknown_enum_and_one_bad_entity_lose_nothing_else():
-    text = text_format.MessageToString(feed_message([BUS, BUS]))
-    text = text.replace("vehicle {", "occupancy_status: CROWDED_BEYOND_2027 vehicle {", 1).replace("28.61", "north", 1)
-    snapshot = decode_snapshot(text.encode())
-    assert (snapshot.vehicles, dict(snapshot.refused)) == (["a"], {"unreadable": 1})
-
-
-@pytest.mark.parametrize("form", ["protobuf", "json", "text"])
+@pytest.mark.parametrize("form", ["protobuf", "json"])
 def test_a_position_without_a_longitude_is_none(form):
     message = feed_message([BUS, BUS])
     message.entity[0].vehicle.position.ClearField("longitude")
@@ -192,12 +182,10 @@ def test_a_position_without_a_longitude_is_none(form):
     assert (snapshot.vehicles, dict(snapshot.refused)) == (["a"], {"no-position": 1})
 
 
-TEXT = 'header { gtfs_realtime_version: "2.0" } entity { id: "1" vehicle { %s } }'
 QUOTED = {
     "entity": f'{{{JSON_HEADER},"entity":{{"secret":{{"parse secret field":1}}}}}}',
     "occurs twice": f'{{{JSON_HEADER},"entity":[{{"secret":1,"secret":2}}]}}',
     "char 1": '{"secret',
-    "column 82": TEXT % 'vehicle { id: "secret }',
 }
 
 
@@ -226,16 +214,15 @@ BOMBS = {
     "protobuf": HEADER + EMPTY * (MOST_ENTITIES + 1),
     "protobuf in a group": HEADER + b"\x1b" + EMPTY * (MOST_ENTITIES + 1) + b"\x1c",
     "JSON": b'{"entity":[' + b"{}," * MOST_ENTITIES + b"{}]}",
-    "JSON nested": b'{"x":[' + b"0," * MOST_SEPARATORS["JSON"] + b"0]}",
-    "text": b'header{gtfs_realtime_version:"2.0"}' + b"entity{}" * MOST_SEPARATORS["text"],
+    "JSON nested": b'{"x":[' + b"0," * MOST_SEPARATORS + b"0]}",
 }
 
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_snapshot_of_more_parts_than_a_city_has_is_refused_before_it_is_parsed(name, monkeypatch):
     """Two bytes may be a message of their own: 32 kB of gzip took 1.8 GB."""
-    for parse in ("json_format.ParseDict", "text_format.Parse"):
-        monkeypatch.setattr(f"stream.sources.vehicle_positions.{parse}", lambda *_, **__: pytest.fail("it was parsed"))
+    parse = "stream.sources.vehicle_positions.json_format.ParseDict"
+    monkeypatch.setattr(parse, lambda *_, **__: pytest.fail("it was parsed"))
     with pytest.raises(SnapshotError, match="more entities or other parts"):
         decode_snapshot(BOMBS[name])
 

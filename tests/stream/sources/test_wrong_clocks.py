@@ -10,21 +10,18 @@ from structlog.testing import capture_logs
 
 from stream.sources.hfp import HighFrequencyPositions, Publication
 from stream.sources.siri import SiriVehicleMonitoring
-from stream.sources.snapshots import Snapshot, without_clocks_ahead
+from stream.sources.snapshots import Snapshot
 from stream.sources.timestamps import Judged, TimestampWatch
 from stream.sources.vehicle_positions import GtfsRealtime, decode_snapshot
 from tests.stream.sources.agency import (
-    DELHI,
     FEED,
     HOURS,
     START,
     Vehicle,
     reader,
-    run,
     siri_bytes,
     snapshot_bytes,
 )
-from tests.support.builders import bus_fleet_file
 
 EVERY_S, NORTH = 15, 0.0005
 """Seconds and degrees between two snapshots: 55.6 m, 13.3 km/h."""
@@ -124,29 +121,7 @@ def test_a_clock_that_was_ahead_silences_no_vehicle_of_siri_vm_or_hfp(ahead, ref
 
 
 def stored(bodies: Sequence[bytes]) -> list[Snapshot]:
-    return [snapshot for _, snapshot in without_clocks_ahead((None, decode_snapshot(body)) for body in bodies)]
-
-
-@pytest.mark.parametrize("ahead", [240, 3000])
-def test_a_stored_snapshot_whose_header_is_beyond_both_neighbours_is_left_out_and_silences_nobody(ahead, tmp_path):
-    body, config, out = skewed_at([4], ahead), bus_fleet_file(tmp_path, DELHI), tmp_path / "e"
-    (tmp_path / "day").mkdir()
-    for step in range(40):
-        (tmp_path / "day" / f"{step:03}.pb").write_bytes(body(step))
-    code, _, stderr = run(str(tmp_path / "day"), "--config", str(config), "--out", str(out))
-    events = [json.loads(line) for line in out.read_text().splitlines()]
-    assert code == 0
-    assert len(events) == 3 * 38, "all but the first snapshot and the one that is ahead"
-    assert all(event["speed"] == KMH for event in events)
-    assert "3 time-in-future" in stderr
-
-
-def test_stored_snapshots_stay_that_were_swapped_or_come_late_or_after_a_gap_or_whose_header_alone_is_ahead():
-    for steps in ([0, 1, 3, 2, 4, 5, 3, 6], [*range(5), *range(500, 505), 1_000]):
-        assert all(len(snapshot.vehicles) == 3 for snapshot in stored([body_at(step, {}) for step in steps]))
-    snapshots = stored([body_at(step, {}, 3000 if step == 2 else 0) for step in range(5)])
-    assert [len(snapshot.vehicles) for snapshot in snapshots] == [3] * 5
-    assert snapshots[2].refused == {}
+    return [decode_snapshot(body) for body in bodies]
 
 
 def test_after_several_stored_snapshots_far_ahead_the_next_ones_give_events_with_the_right_speeds():

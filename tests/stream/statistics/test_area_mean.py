@@ -249,7 +249,6 @@ def test_the_smoothed_mean_of_a_city_with_a_weak_signal_is_near_the_truth(weak):
 @pytest.mark.parametrize(("gap", "used"), [(1, True), (25, False)])
 def test_counts_of_users_are_used_after_an_hour_and_not_after_more_than_a_day(weak, gap, used):
     _, memory, _ = smoothed(weak, 0, 0, None)
-    assert memory is not None
     forgotten = msgspec.structs.replace(memory, counted=b"", counted_sums=(0.0, 0.0, 0.0))
     with_counts, without = (smoothed(weak, 0, gap, before)[0]["mean"].value for before in (memory, forgotten))
     assert np.array_equal(with_counts, without) != used

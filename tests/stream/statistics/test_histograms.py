@@ -46,8 +46,6 @@ RELATIONS = ["values", "participation"]
 
 
 def exact_components(plan: Plan, fixes: Fixes) -> np.ndarray:
-    assert plan.terms.histogram is not None
-    assert plan.terms.histogram.regions is not None
     domain = region_domain(plan.terms.histogram)
     return Footprints.of(
         regions_of(plan.terms.histogram, fixes), domain, plan.terms.histogram.regions.diameter_m
@@ -55,8 +53,6 @@ def exact_components(plan: Plan, fixes: Fixes) -> np.ndarray:
 
 
 def region_sensitivity(plan: Plan) -> int:
-    assert plan.terms.histogram is not None
-    assert plan.terms.histogram.regions is not None
     return Footprints.sensitivity(region_domain(plan.terms.histogram), plan.terms.histogram.regions.diameter_m)
 
 
@@ -73,7 +69,6 @@ def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contrib
         users = np.unique(rows["user"]).tolist()
         left = np.array([config.privacy.ledger_budget - spent.get(user, 0) for user in users], dtype=np.int64)
         plan, contributions, fixes = planned_with_fixes(config, rows, left, SLOT + 3600 * number)
-        assert plan.terms.histogram is not None
         for user, charge in zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True):
             spent[user] = spent.get(user, 0) + charge
             assert spent[user] <= config.privacy.ledger_budget
@@ -90,7 +85,6 @@ def windows_paid(config: Config, windows: list[np.ndarray], user: int) -> int:
         left = np.full(len(np.unique(own["user"])), config.privacy.ledger_budget - spent, dtype=np.int64)
         plan, _, fixes = planned_with_fixes(config, own, left, SLOT + 3600 * number)
         spent += int(plan.charges.sum())
-        assert plan.terms.histogram is not None
         paid += len(fixes) > 0 and bool((plan.charges >= plan.terms.histogram.cost).any())
     return paid
 
@@ -151,7 +145,6 @@ def test_a_charge_holds_the_histograms_budget_to_the_micro_epsilon(tmp_path, rel
     rows = located_rows(3, 300)
     plan, contributions, fixes = planned_with_fixes(config, rows)
     alone, _ = plan_alone(config, rows)
-    assert plan.terms.histogram is not None
     assert plan.terms.histogram.epsilons == (333_334, 333_333, 333_333)
     assert sum(plan.terms.histogram.epsilons) == plan.terms.histogram.cost == 1_000_000
     seen = np.isin(contributions.counts.users, fixes.users)
@@ -173,7 +166,6 @@ def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp
     plan, contributions, fixes = planned_with_fixes(config, rows)
     alone, _ = plan_alone(config, rows)
     parts = [rho_of_pure(micro) for micro in (33_334, 33_333, 33_333)]
-    assert plan.terms.histogram is not None
     assert plan.terms.histogram.cost == sum(parts) == config.histogram_grant
     seen = np.isin(contributions.counts.users, fixes.users)
     assert np.array_equal(plan.charges, alone + np.where(seen, sum(parts), 0))
@@ -189,7 +181,7 @@ def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histog
     config = with_histograms(relation, tmp_path, **epsilon, **{"histogram.goal": goal})
     drawn = []
 
-    def keep(*arguments):  # type: ignore[no-untyped-def]
+    def keep(*arguments):
         drawn.extend(draw_histograms(*arguments))
         return drawn
 

@@ -82,14 +82,6 @@ def test_a_whole_weight_is_divided_exactly_over_thousands_of_samples(tmp_path, w
     assert weights.min() >= UNIT // 9000
 
 
-def test_every_message_validates_and_names_the_mechanism_of_its_mean(tmp_path):
-    config = riders(tmp_path)
-    plan, contributions = planned(config, random_rows(2, 100))
-    for message in build_messages(plan, contributions, Noise(), None)[0]:
-        validate(message.topic, body := json.loads(message.value))
-        assert "cell" not in body or body["mean"]["mechanism"] == "allocated"
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_what_a_user_contributes_depends_on_their_own_events_only(tmp_path, seed):
     config = riders(tmp_path, **{"participation.cells_per_user": 2})
@@ -252,7 +244,8 @@ def test_odd_input_is_normal_input(tmp_path, weight):
         plan, contributions = planned(config, rows)
         messages = build_messages(plan, contributions, Noise(), None)[0]
         assert len(messages) == 2
-        validate(messages[0].topic, json.loads(messages[0].value))
+        validate(messages[0].topic, body := json.loads(messages[0].value))
+        assert body["mean"]["mechanism"] == "allocated"
     plan, contributions = planned(config, outside)
     assert not plan.charges.any(), "an event outside the list was charged for"
 
@@ -285,7 +278,6 @@ def remembered(config: Config) -> Memory:
     memory = None
     for number in range(FIRST):
         memory = release(config, random_rows(number, 900, users=300), memory, SLOT + 3600 * (number - FIRST))[-1]
-    assert memory is not None
     return memory
 
 
@@ -303,7 +295,6 @@ def test_ranges_change_no_charge_and_no_scale_and_less_noise_is_left_in_the_mean
     assert msgspec.structs.replace(ranged, participation=ParticipationPart()) == plan, "ranges cost nothing"
     assert decode_plan(encode_plan(ranged)) == ranged
     response = response_of(ranged)
-    assert response is not None
     seen = exact_integers(plan, contributions)[:2].sum(axis=0) > 20 * 2**20
     narrow = seen & ((ranged.ranges[1] - ranged.ranges[0]) < 3000)
     assert narrow.sum() >= 3
@@ -336,8 +327,6 @@ def test_released_means_of_a_large_fleet_are_undone(tmp_path):
         rows = fleet(number, speed)
         plan, contributions, bodies, memory = release(config, rows, memory, SLOT + 3600 * number)
     response, judged = response_of(plan), 0
-    assert response is not None
-    assert plan.ranges is not None
     for place, body in enumerate(bodies):
         here = rows["value"][rows["cell"] == int(body["cell"], 16)] / 100
         if len(here) < 500:
@@ -365,7 +354,6 @@ def test_intervals_reach_as_far_as_what_clipping_leaves_open_however_little_nois
     part = ParticipationPart(lower=middle - 400, upper=middle + 400, foretold=middle)
     plan = msgspec.structs.replace(plan, participation=part)
     mean, response = draw(plan, contributions, Silence())["mean"], response_of(plan)
-    assert response is not None
     busy = exact_integers(plan, contributions)[:2].sum(axis=0) > 300 * 2**20
     assert busy.any()
     assert (response.open > 2).all()

@@ -41,7 +41,7 @@ class Recorded(Noise):
         self.asked: list[tuple[list[int], list[int]]] = []
         self.added: list[int] = []
 
-    def discrete_laplace(self, numerator, denominator=1, size=None):  # type: ignore[no-untyped-def]
+    def discrete_laplace(self, numerator, denominator=1, size=None):
         drawn = super().discrete_laplace(numerator, denominator, size)
         self.asked.append((np.asarray(numerator).tolist(), np.asarray(denominator).tolist()))
         self.added += drawn.tolist()
@@ -247,9 +247,6 @@ def test_rows_in_other_hexagons_than_planned_are_never_drawn(tmp_path):
 def test_a_target_that_cannot_be_predicted_is_refused_with_the_remedy(tmp_path, settings, named):
     with pytest.raises(ConfigError, match=named):
         bus_config(tmp_path, **settings)
-
-
-def test_under_participation_merging_by_counts_is_refused_with_the_reason(tmp_path):
     with pytest.raises(ConfigError, match="merging depends on true counts"):
         riders_config(tmp_path, **{"hexagons.merge_until": 10.0})
 

@@ -96,7 +96,6 @@ def test_the_memory_is_a_function_of_the_published_messages_alone(tmp_path, buil
 def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(tmp_path, damaged):
     config = bus_config(tmp_path, **KALMAN)
     _, memory = released(config, [0, 1])
-    assert memory is not None
     changed = {
         "truncated": encode_memory(memory)[:-9],
         "old version": encode_memory(msgspec.structs.replace(memory, version=0)),
@@ -198,7 +197,6 @@ def test_an_empty_window_only_lets_time_pass(tmp_path):
     plan, contributions = planned_at(config, SLOT + HOUR, random_rows(9, 0))
     (marker,), after = build_messages(plan, contributions, Noise(), memory)
     assert marker.topic == WINDOW
-    assert after is not None
     assert (after.cells, after.end) == (memory.cells, SLOT + 2 * HOUR)
 
 

@@ -173,8 +173,6 @@ def test_a_window_is_drawn_under_the_limits_it_was_planned_under(tmp_path, monke
     after = statistics_of(with_histograms("values", tmp_path, ["ug"]))
     arranged = after.arrange(rows, after.terms.window_at(SLOT))
     again = after.draw(plan, arranged, Noise())
-    assert again is not None
-    assert drawn is not None
     assert np.array_equal(again.counts.samples, drawn.counts.samples)
     assert int(again.counts.samples.sum()) <= 6 * 40
     terms = msgspec.structs.replace(plan.terms, limits=UserLimits(events=40))
@@ -223,7 +221,6 @@ def test_what_public_counts_make_too_costly_is_left_out_and_said_in_the_close_ma
     monkeypatch.setattr(values_plan, "MAX_PAIRS", 10)
     plan, drawn, marker = planned_and_drawn(statistics_in(tmp_path), rows)
     assert marker["cut_short"] == ["suppression"]
-    assert drawn is not None
     assert np.array_equal(plan.retained, drawn.counts.samples), "everything is retained"
     plain = {"speed.suppression": "none", "speed.clipping": "none", "speed.post_processing": []}
     assert "cut_short" not in planned_and_drawn(statistics_in(tmp_path, **plain), rows)[2]
@@ -370,7 +367,6 @@ def test_a_window_is_drawn_under_the_rules_it_was_planned_under(tmp_path):
         arranged, Due(before.terms, window, "11111111-1111-4111-8111-111111111111"), Allowance(left, 10**9)
     )
     drawn = after.draw(plan, after.arrange(rows, window), Noise())
-    assert drawn is not None
     assert int(drawn.counts.samples.sum()) == 119
 
 

@@ -1,17 +1,21 @@
 """Accounting "zcdp": nρ are charged before Gaussian noise is drawn, every release states (ε, δ), and nρ never mix with
 µε.
-"""
+
+Relation "values" under zCDP: the promise, what is published, grants that roll, and ranges that follow earlier
+releases."""
 
 import io
 import json
 import re
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
 import msgspec
 import numpy as np
 import pytest
+from click.testing import Result
 from redis import Redis as SyncRedis
 from typer.testing import CliRunner
 
@@ -20,23 +24,30 @@ from dpcore.accounting import NANO, epsilon_of_rho, rho_of
 from dpcore.errors import BudgetError
 from dpcore.noise import Noise
 from stream.cli import app
-from stream.config import ConfigError, load_config
+from stream.config import Config, ConfigError, load_config
 from stream.config.public_cells import public_cells
 from stream.evaluation.evaluate import COMPARED_DELTA, evaluate, with_accounting, with_epsilon
-from stream.messages.message import WINDOW
+from stream.messages.message import HEXAGON_SPEED, WINDOW, Message
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.serve.received import received
+from stream.statistics.columns import Derived
+from stream.statistics.merging import by_planned_cells
 from stream.statistics.participation.draw import participation_of, participation_with
-from stream.statistics.plan import Due, decode_plan, encode_plan
+from stream.statistics.pipeline import compose
+from stream.statistics.plan import Allowance, Due, Plan, decode_plan, encode_plan, spendable
+from stream.statistics.residual_clipping import response_of, with_what_clipping_leaves_open
+from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
+from stream.statistics.window_release import plan_window, speed_of
+from stream.statistics.window_rows import WindowRows
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import ROW
 from stream.terms import Terms
 from tests.support import hourly
-from tests.support.builders import SLOT, bus_config, random_rows, zcdp_config
+from tests.support.builders import LIVE, SLOT, bus_config, live_config, random_rows, zcdp_config
 from tests.support.participating import SMALL, riders
-from tests.support.releasing import build_messages, planned
+from tests.support.releasing import build_messages, due_of, planned
 from tests.support.schemas import validate
 
 
@@ -57,16 +68,25 @@ def test_a_full_contribution_pays_its_whole_grant_and_is_never_charged_above_it(
     assert (charge < 0.3 * unit) == (weight == "sample"), "one of five samples moves its numbers by a fifth"
 
 
-def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path):
-    config = zcdp_config(tmp_path, **SMALL)
-    plan, contributions = planned(config, random_rows(2, 100))
-    for message in build_messages(plan, contributions, Noise(), None)[0]:
+@pytest.mark.parametrize("relation", ["participation", "values"])
+def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path, relation):
+    rows = random_rows(2, 100)
+    if relation == "participation":
+        config, budget, grant = zcdp_config(tmp_path, **SMALL), 400_000_000, 50_000_000
+        messages = build_messages(*planned(config, rows), Noise(), None)[0]
+    else:
+        config = live_config(tmp_path)
+        plan, messages, memory = release(config, rows, None, SLOT)
+        budget, grant = plan.budget, plan.budget // plan.due.windows_left
+        assert decode_memory(encode_memory(memory)) == memory
+    for message in messages:
         body = json.loads(message.value)
         validate(message.topic, body)
-        assert (body["accounting"], body["rho"], body["delta"]) == ("zcdp", 0.05, 1e-6)
-        assert body["epsilon"] == epsilon_of_rho(50_000_000, 1e-6)
+        assert (body["accounting"], body["delta"]) == ("zcdp", 1e-6)
+        assert body["rho"] * NANO == pytest.approx(grant)
+        assert body["epsilon"] == epsilon_of_rho(grant, 1e-6)
         if message.topic == WINDOW:
-            assert (body["rho_budget"], body["budget"]) == (0.4, epsilon_of_rho(400_000_000, 1e-6))
+            assert (body["rho_budget"], body["budget"]) == (budget / NANO, config.privacy.budget)
         assert received(message.topic, message.ce_id, message.value) is not None
         for name in ("accounting", "delta"):
             broken = {key: value for key, value in body.items() if key != name}
@@ -209,13 +229,8 @@ async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_
 
 async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent(redis, tmp_path):
     """Five hours of a city: nobody is ever charged above rho_budget, and users who have spent it contribute nothing."""
-    config = zcdp_config(
-        tmp_path,
-        rho=0.05,
-        rho_budget=0.12,
-        **SMALL,
-        **{"participation.weight": "sample", "participation.cells_per_user": 4},
-    )
+    terms = SMALL | {"participation.weight": "sample", "participation.cells_per_user": 4}
+    config = zcdp_config(tmp_path, rho=0.05, rho_budget=0.12, **terms)
     rows = random_rows(7, 900, users=6, hours=5)
     windows = split_by_slot(rows, config)
     ledger, out = Ledger(redis, config.feed.name), io.StringIO()
@@ -295,7 +310,8 @@ def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_pa
 
 def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
-    events = [
+    recording = tmp_path / "day.ndjson"
+    events = (
         {
             "user": f"u{i % 5}",
             "time": (SLOT + 60 * i) * 1000,
@@ -304,23 +320,15 @@ def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_t
             "speed": i % 60,
         }
         for i in range(170)
-    ]
-    recording = tmp_path / "day.ndjson"
+    )
     recording.write_text("".join(json.dumps(event) + "\n" for event in events))
-    config = written(tmp_path, "redis://127.0.0.1:1/0", "zcdp")
-    span = ["--from", "2017-03-21T07:00", "--until", "2017-03-21T10:00"]
-    command = [
-        "replay",
-        str(recording),
-        "--config",
-        config,
-        "--offline",
-        *span,
-        "--state",
-        str(tmp_path / "state"),
-        "--json",
-    ]
-    first = CliRunner().invoke(app, command)
+    span = ["--from", "2017-03-21T07:00", "--until", "2017-03-21T10:00", "--state", str(tmp_path / "state"), "--json"]
+
+    def replayed(accounting: str) -> Result:
+        config = written(tmp_path, "redis://127.0.0.1:1/0", accounting)
+        return CliRunner().invoke(app, ["replay", str(recording), "--config", config, "--offline", *span])
+
+    first = replayed("zcdp")
     assert first.exit_code == 0, first.output
     bodies = [json.loads(line)["value"] for line in first.stdout.splitlines()]
     rho = rho_of(5.0, 1e-6) // 8 / NANO
@@ -330,11 +338,160 @@ def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_t
     users, charged = summary["charged"]["2017-03-21"]
     assert users == 5
     assert 0 < charged <= 5 * 3 * 50_000_000
-    again = CliRunner().invoke(app, command)
+    again = replayed("zcdp")
     assert again.stdout == ""
     assert json.loads(again.stderr.splitlines()[-1])["charged"] == summary["charged"]
-    pure = [written(tmp_path, "redis://127.0.0.1:1/0", "pure") if word == config else word for word in command]
-    refused = CliRunner().invoke(app, pure)
+    refused = replayed("pure")
     assert refused.exit_code == 1, "a ledger of nρ under a configuration of µε"
     assert "units" in refused.stderr
     assert refused.stdout == ""
+
+
+def release(
+    config: Config, rows: np.ndarray, memory: Memory | None, slot: int
+) -> tuple[Plan, list[Message], Memory | None]:
+    """A window with untouched budgets."""
+    due, budget = due_of(config, slot), config.privacy.ledger_budget
+    read = WindowRows.of(rows, due.terms.reading)
+    left = spendable(np.full(read.counts.n_users, budget), read.counts.users, due, budget)
+    plan = plan_window(read, due, Allowance(left, budget), memory=memory)
+    contributions = by_planned_cells(plan, read.as_planned(plan).contributions)
+    speed = speed_of(plan.terms)
+    columns = speed.draw(plan, contributions, Noise())
+    messages, after = compose(plan, speed.body(plan, contributions.counts, columns), columns, memory, sequence=1)
+    return plan, messages, after
+
+
+def bodies(messages: list[Message]) -> list[dict[str, Any]]:
+    return [json.loads(message.value) for message in messages if message.topic == HEXAGON_SPEED]
+
+
+def test_a_budget_is_the_most_rho_that_converts_to_it(tmp_path):
+    privacy = live_config(tmp_path, budget=12.0, delta=1e-6).privacy
+    assert privacy.ledger_budget == rho_of(12.0, 1e-6)
+    assert privacy.budget <= 12.0 < epsilon_of_rho(privacy.ledger_budget + 10**6, 1e-6)
+    first_come = live_config(tmp_path, **{"privacy.admission": "first-come", "privacy.windows": 24}).privacy
+    assert first_come.ledger_grant == rho_of(12.0, 1e-6) // 24
+
+
+def test_check_says_that_grants_roll_and_warns_of_no_dark_windows(tmp_path):
+    live_config(tmp_path)
+    overrides = {
+        f"HEXVEIL_{key.replace('.', '__').upper()}": value if isinstance(value, str) else json.dumps(value)
+        for key, value in LIVE.items()
+        if value is not None
+    }
+    asked = ["check", "--config", str(tmp_path / "live.toml")]
+    said = CliRunner().invoke(app, asked, env=overrides).output
+    stated = json.loads(CliRunner().invoke(app, [*asked, "--json"], env=overrides).stdout)
+    of_one = [epsilon_of_rho(rho_of(12.0, 1e-6) // windows, 1e-6) for windows in (23, 24, 25)]
+    assert stated["epsilon_per_window"] in of_one, "of today's period, which may have 23 or 25 windows"
+    assert stated["most_epsilon_of_a_window"] == stated["budget"] == pytest.approx(12.0)
+    assert "12.0, 1e-06" in said
+    assert "Grants roll" in said
+    assert "go dark" not in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"privacy.windows": 3}, "leave windows out"),
+        ({"privacy.admission": "first-come"}, "needs windows"),
+        ({"privacy.admission": "first-come", "privacy.windows": 0}, "of at least 1"),
+        ({"speed.suppression": "chop-user"}, "CHOP-USER is for pure ε"),
+        ({"speed.mean_mechanism": "levy"}, "papers' mechanisms"),
+        ({"speed.sum_cap": 0.5}, "clipping takes its place"),
+        ({"speed.clipping": "none", "speed.statistics": ["p50"]}, "Laplace noise"),
+        ({"speed.post_processing": []}, "only 'kalman' foretells"),
+        ({"ledger.name": "city"}, "another feed draws"),
+        ({"privacy.service": "5-24"}, "write them like '05:00-24:00'"),
+        ({"privacy.service": "05:00-05:00"}, "end at another time"),
+        ({"privacy.service": "05:00-24:00", "privacy.admission": "first-come", "privacy.windows": 3}, "remove it"),
+    ],
+)
+def test_what_gaussian_noise_and_rolling_grants_do_not_go_with_is_refused_with_the_key(tmp_path, changes, says):
+    with pytest.raises(ConfigError, match=says):
+        live_config(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("service", "left"),
+    [(None, 17), ("05:00-24:00", 17), ("06:00-10:00", 3), ("05:30-07:30", 1), ("05:00-01:00", 17), ("22:00-06:00", 3)],
+)
+def test_hours_of_service_say_which_windows_are_left(tmp_path, service, left):
+    """The window is 07:00 to 08:00 in Austin; it always counts, whether or not it is in the hours."""
+    config = live_config(tmp_path, **{"privacy.service": service} if service else {})
+    due = due_of(config, SLOT)
+    assert due.windows_left == left
+    users = np.array([1, 2], dtype=np.uint64)
+    granted = spendable(np.array([1000, 500]), users, due, 1000)
+    assert granted.tolist() == [1000 // left, 500 // left], "whoever has spent half of it gets half"
+
+
+def test_under_pure_epsilon_grants_roll_too_and_messages_state_that_of_who_has_spent_nothing(tmp_path):
+    rolling = {"privacy.epsilon": None, "privacy.admission": "rolling", "speed.suppression": "none"}
+    config = bus_config(tmp_path, **rolling)
+    plan, messages, _ = release(config, random_rows(1, 200), None, SLOT)
+    assert plan.charges.max() <= config.privacy.ledger_budget // plan.due.windows_left
+    assert plan.charges.max() > 0.9 * config.privacy.ledger_budget / plan.due.windows_left
+    body = json.loads(messages[0].value)
+    assert body["epsilon"] == pytest.approx(48.0 / plan.due.windows_left, abs=1e-6)
+    with pytest.raises(ConfigError, match="leave epsilon out"):
+        bus_config(tmp_path, **rolling | {"privacy.epsilon": 1.0})
+    with pytest.raises(ConfigError, match="one grant among all users"):
+        bus_config(tmp_path, **rolling | {"speed.suppression": "chop-user"})
+
+
+def test_the_last_window_of_a_period_may_spend_all_that_is_left_and_the_first_an_even_share(tmp_path):
+    config = live_config(tmp_path)
+    period, budget, users = due_of(config).period, config.privacy.ledger_budget, np.arange(3, dtype=np.uint64)
+    left = np.array([budget, budget // 2, 0])
+    first, last = due_of(config, period.start), due_of(config, period.end - 3600)
+    assert spendable(left, users, first, budget).tolist() == [budget // 24, budget // 2 // 24, 0]
+    assert spendable(left, users, last, budget).tolist() == left.tolist()
+
+
+def test_ranges_come_from_earlier_releases_and_the_released_mean_is_near_the_truth_of_a_large_fleet(tmp_path):
+    """4 000 vehicles drive 30 ± 13 km/h in six cells: after six windows most ranges are narrower than [0, U], and
+    released means are within 5 of their deviations of the truth (α = 6·10⁻⁷ a cell).
+    """
+    config, memory, rng = live_config(tmp_path), None, np.random.default_rng(4)
+    for number in range(6):
+        slot = SLOT + 3600 * number
+        rows = random_rows(number, 8000, users=4000, slot=slot)
+        rows["value"] = np.clip(rng.normal(3000, 1300, len(rows)), 0, 6500)
+        plan, messages, memory = release(config, rows, memory, slot)
+        assert plan.ranges is not None
+    for body in bodies(messages):
+        cell = rows["cell"] == int(body["cell"], 16)
+        assert abs(body["mean"]["raw"] - rows["value"][cell].mean() / 100) < 5 * body["mean"]["scale"] + 0.01
+        assert body["clipping"]["lower"] < 30 < body["clipping"]["upper"]
+    few = live_config(tmp_path, budget=0.5)
+    narrow, messages, _ = release(few, random_rows(1, 60, slot=SLOT), None, SLOT)
+    assert all(body["mean"]["worst_error"] >= 65 for body in bodies(messages)), "all vehicles may be outside the range"
+    assert np.median(narrow.ranges[1] - narrow.ranges[0]) < 3000, "where noise is large, ranges are narrow"
+
+
+def test_a_smoothed_interval_reaches_at_least_as_far_as_what_clipping_leaves_open(tmp_path):
+    """However sure the model is of itself."""
+    config, memory = live_config(tmp_path), None
+    for number in range(2):
+        slot = SLOT + 3600 * number
+        plan, _, memory = release(config, random_rows(number, 60, slot=slot), memory, slot)
+    response, middle = response_of(plan), np.full(len(plan.cells), 30.0)
+    assert response.open.max() > 1
+    wider = with_what_clipping_leaves_open(plan, Derived("kalman", middle, (middle - 0.1, middle + 0.1)))
+    assert (np.minimum(middle - wider.interval[0], wider.interval[1] - middle) >= 2.5 * response.open).all()
+
+
+def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path):
+    config, memory = live_config(tmp_path, budget=60.0), None
+    rng, shown = np.random.default_rng(2), []
+    for number in range(8):
+        slot, speed = SLOT + 3600 * number, 4500 if number < 4 else 500
+        rows = random_rows(number, 6000, users=3000, places=2, slot=slot)
+        rows["value"] = np.clip(rng.normal(speed, 600, len(rows)), 0, 6500)
+        _, messages, memory = release(config, rows, memory, slot)
+        shown.append(np.mean([body["post_processed"]["mean"]["value"] for body in bodies(messages)]))
+    assert shown[3] == pytest.approx(45, abs=3)
+    assert shown[7] == pytest.approx(5, abs=5)

@@ -7,8 +7,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +18,24 @@ from aiohttp.test_utils import TestClient, TestServer
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
-from dpcore.noise import Noise
 from stream.app.doctor import examine
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.local import LOOPBACK, REPO_ROOT, free_port
-from stream.protocol.due_windows import DueWindows
 from stream.protocol.ledger_check import Known, LedgerCheck
-from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.storage import client as clients
 from stream.storage.client import each, redis_client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, LedgerError
-from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import AppendTimes, Behind, NotSealedError, ReadThrough, RowStore
+from stream.storage.row_store import NotSealedError, RowStore
 from tests.support.builders import SLOT, bus_config, in_order, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.environment import write_secret
 from tests.support.redis_cluster import Certificates, LocalCluster, Node
+from tests.support.shards import AFTER_US, HOUR, N, closing, note_ends, outlasting, read_on
 
 PARTITIONS = [f"bus/{number}" for number in range(6)]
-N, HOUR, PASSWORD = 20, 3600, "w-secret"
-AFTER_US = (SLOT + 24 * HOUR) * 1_000_000
-"""When everything of these windows was read, µs UTC."""
+PASSWORD = "w-secret"
 
 
 @pytest.fixture(scope="module")
@@ -75,49 +69,8 @@ def batch(partition: int, slot: int) -> np.ndarray:
 
 
 SLOTS = [SLOT + HOUR * hour for hour in range(3)]
-LOGS = [[batch(number, slot) for slot in SLOTS] for number in range(len(PARTITIONS))]
+LOGS = {name: [batch(number, slot) for slot in SLOTS] for number, name in enumerate(PARTITIONS)}
 """A batch of every window in each partition."""
-
-
-async def outlasting(call: Callable[[], Awaitable[Any]], seconds: float = 40.0) -> Any:
-    """The answer of ``call``, repeated as a worker repeats it while a shard is away or has to be read again."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return await call()
-        except (RedisError, OSError, NotSealedError):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.1)
-
-
-async def read_on(state: RowStore, partition: int, log: list[np.ndarray], first: int) -> None:
-    """Store what lies in the log from batch ``first`` on, as a reader does: from where Redis is."""
-    following = first
-    while following < len(log):
-        rows, begins = log[following], following * N
-        slot, at = int(rows["time"][0]) // 3_600_000_000 * HOUR, int(rows["time"].max())
-        arrivals = AppendTimes(np.full(N, at), at, lambda slot: (slot + HOUR) * 1_000_000 + 60_000_000)
-        batch = begins, begins + N, rows, np.arange(begins, begins + N), np.full(N, slot), arrivals
-        try:
-            await outlasting(partial(state.append, PARTITIONS[partition], *batch, begun=first > 0))
-            following += 1
-        except Behind as behind:
-            following = behind.stored // N
-
-
-async def note_ends(state: RowStore, logs: list[list[np.ndarray]]) -> None:
-    """As a reader does that was at the ends of all partitions; it reads again what a shard lost."""
-    ends = [ReadThrough(name, len(log) * N, len(log) * N, AFTER_US) for name, log in zip(PARTITIONS, logs, strict=True)]
-    while behind := await outlasting(partial(state.read_through, ends)):
-        for name, offset in behind.items():
-            await read_on(state, PARTITIONS.index(name), logs[PARTITIONS.index(name)], offset // N)
-
-
-def closing(redis: Redis, config: Config, publisher: Collected, **hooks: Any) -> ReleaseProtocol:
-    """The release protocol, as the closing process connects it on a cluster."""
-    rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
-    hooks["sealing"] = DueWindows(config, rows, store, ledger).seal
-    return ReleaseProtocol(statistics_of(config), redis, rows, ledger, publisher, Noise(), **hooks)
 
 
 def counts(publisher: Collected) -> list[tuple[Any, ...]]:
@@ -141,13 +94,13 @@ def kill(node: Node) -> None:
     node.process.wait()
 
 
-async def stored(client: Redis, config: Config, logs: list[list[np.ndarray]]) -> RowStore:
+async def stored(client: Redis, config: Config, logs: dict[str, list[np.ndarray]]) -> RowStore:
     """The rows of a feed on the cluster that holds what lies in the ``logs`` of its partitions."""
     state = RowStore.of(client, config)
     await Ledger.of(client, config).start_generation(birth=0)
     await state.list_partitions(PARTITIONS, AFTER_US)
-    for number, log in enumerate(logs):
-        await read_on(state, number, log, 0)
+    for name, log in logs.items():
+        await read_on(state, name, log, 0)
     return state
 
 
@@ -163,12 +116,12 @@ async def assert_released_as_on_one_server(
 
 
 async def released_on_one_server(
-    redis: Redis, config: Config, logs: list[list[np.ndarray]], slots: list[int]
+    redis: Redis, config: Config, logs: dict[str, list[np.ndarray]], slots: list[int]
 ) -> Collected:
     publisher, state = Collected(), RowStore.of(redis, config)
     await Ledger.of(redis, config).start_generation(birth=0)
-    for partition, log in enumerate(logs):
-        await read_on(state, partition, log, 0)
+    for name, log in logs.items():
+        await read_on(state, name, log, 0)
     for slot in slots:
         await protocol_of(redis, config, publisher).close(slot)
     return publisher
@@ -177,9 +130,9 @@ async def released_on_one_server(
 async def test_traffic_does_not_keep_a_window_from_being_sealed_and_a_shard_that_was_set_back_does(client, config):
     state = RowStore.of(client, config)
     for number in range(2):
-        await read_on(state, number, [batch(number, SLOT)], 0)
+        await read_on(state, PARTITIONS[number], [batch(number, SLOT)], 0)
     seen = await state.look()
-    await read_on(state, 0, [batch(0, SLOT), batch(0, SLOT + HOUR)], 1)
+    await read_on(state, PARTITIONS[0], [batch(0, SLOT), batch(0, SLOT + HOUR)], 1)
     await state.seal(SLOT, seen.offsets)
     assert len(await state.read(SLOT)) == 2 * N
     later = (await state.look()).offsets | {PARTITIONS[1]: 2 * N}
@@ -272,7 +225,7 @@ async def test_over_tls_a_window_is_released_with_the_rows_of_one_server_and_a_f
     with LocalCluster(tmp_path / "nodes", binary, files) as encrypted:
         where = encrypted.settings | {"feed.name": topic_name}
         config = bus_config(tmp_path, **where, **{"redis.ca_file": str(files.authority)})
-        logs = [[batch(number, SLOT)] for number in range(len(PARTITIONS))]
+        logs = {name: [batch(number, SLOT)] for number, name in enumerate(PARTITIONS)}
         expected, publisher = await released_on_one_server(redis, config, logs, [SLOT]), Collected()
         async with redis_client(config.redis) as client:
             state = await stored(client, config, logs)
@@ -291,14 +244,14 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_while_slots
     committed."""
     expected = await released_on_one_server(redis, config, LOGS, SLOTS)
     publisher, keys = Collected(), FeedKeys.of(config)
-    state = await stored(client, config, [log[:1] for log in LOGS])
+    state = await stored(client, config, {name: log[:1] for name, log in LOGS.items()})
 
     async def moving(key: str, work: Awaitable[Any]) -> None:
         await asyncio.gather(asyncio.to_thread(cluster.move, key, 0.2), work)
 
     async def read_all() -> None:
-        for number, log in enumerate(LOGS):
-            await read_on(state, number, log, 1)
+        for name, log in LOGS.items():
+            await read_on(state, name, log, 1)
         await note_ends(state, LOGS)
 
     await moving(PartKeys(keys, PARTITIONS[0]).progress, read_all())
@@ -318,11 +271,11 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_m
     """No server is started again."""
     expected = await released_on_one_server(redis, config, LOGS, SLOTS)
     publisher = Collected()
-    state = await stored(client, config, [log[:1] for log in LOGS])
+    state = await stored(client, config, {name: log[:1] for name, log in LOGS.items()})
     ledger, (first, second) = masters(cluster, config)
     kill(first)  # while rows of the second window come in
-    for number, log in enumerate(LOGS):
-        await read_on(state, number, log, 1)
+    for name, log in LOGS.items():
+        await read_on(state, name, log, 1)
     await note_ends(state, LOGS)
     await outlasting(lambda: closing(client, config, publisher).close(SLOTS[0]))
     await close_until(closing(client, config, publisher), SLOTS[1], "seal")

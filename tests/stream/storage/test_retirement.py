@@ -22,7 +22,7 @@ from stream.storage.retirement import Retirement
 from stream.storage.row_store import ReadThrough, RowStore
 from stream.windows import Period, Slotting
 from tests.support.builders import bus_config, random_rows, riders_config
-from tests.support.stored_rows import runs_of_scripts
+from tests.support.stored_rows import Clock, runs_of_scripts
 
 KEYS, DAY, HOUR = FeedKeys("bus"), 86_400, 3600
 PART = PartKeys(KEYS, "t/0")
@@ -134,11 +134,7 @@ async def test_a_worker_killed_at_any_step_leaves_nothing_chargeable_and_the_nex
     generation = await ledger.generation() or ""
     with pytest.raises(RetiredError):
         await ledger.charge(period(0).start, period(0), generation, users, np.full(3, 1), 10)
-    worker = Worker(config)
-    try:
-        await Retiring(worker).retire()
-    finally:
-        await worker.redis.aclose()
+    await retired(config)
     assert await ledger.periods() == ["2017-03-22"]
     assert await sizes(redis) == {"keys": 8, "periods": 1, "users": 3, "closed": 24, "sealed": 24}
 
@@ -151,16 +147,6 @@ async def leave_behind(redis: Redis, slot: int) -> None:
     await redis.hset(KEYS.set_aside, str(slot), "why")
     await redis.hset(KEYS.opened, "t/0", "0 ")
     await redis.hset(PART.slots, str(slot), 0)
-
-
-async def test_everything_that_a_window_left_goes_with_its_period(redis):
-    await release_days(redis, "bus", range(2), users=3)
-    before = await redis.dbsize()
-    await leave_behind(redis, period(0).start)
-    await Retirement(redis, "bus", SLOTTING).retire(period(1).start)
-    assert await redis.dbsize() == before - 2 + 2, (
-        "two keys of the period, and the mark and the name of a partition instead"
-    )
 
 
 async def test_rows_of_a_retired_period_are_late_whatever_the_configuration_admits(redis):
@@ -217,34 +203,18 @@ async def used_memory(redis: Redis) -> int:
     return int((await redis.info("memory"))["used_memory"])
 
 
-async def flood(redis: Redis, retires: bool) -> list[int]:
-    """Memory after each of five rounds of four days, in each of which 20 000 new fake users are charged."""
-    bytes_used = []
+async def test_a_hundred_thousand_fake_users_over_twenty_periods_leave_the_memory_flat(redis):
+    """In each of five rounds of four days 20 000 new users are charged, who take .8 MB and more where they stay."""
+    used = []
     for day in range(0, 20, 4):
         await release_days(redis, "bus", range(day, day + 4), users=5_000)
-        if retires:
-            await Retirement(redis, "bus", SLOTTING).retire(period(day + 3).start)
-        bytes_used.append(await used_memory(redis))
-    return bytes_used
+        await Retirement(redis, "bus", SLOTTING).retire(period(day + 3).start)
+        used.append(await used_memory(redis))
+    assert used[-1] - used[0] < 800_000, used
 
 
-async def test_a_hundred_thousand_fake_users_over_twenty_periods_leave_the_memory_flat(redis):
-    before = await used_memory(redis)
-    first, *_, last = await flood(redis, retires=True)
-    print(f"used_memory {before} before, {first} after 20 000 users, {last} after 100 000")
-    assert last - first < 800_000, "80 000 users take 3.4 MB and more where they stay"
-
-
-async def test_without_retirement_the_memory_grows_with_every_user(redis):
-    """The planted bug."""
-    before = await used_memory(redis)
-    first, *_, last = await flood(redis, retires=False)
-    print(f"used_memory {before} before, {first} after 20 000 users, {last} after 100 000")
-    assert last - first > 3_000_000
-
-
-async def worker_with(redis: Redis, config: Config, open_day: int | None) -> Worker:
-    """A worker of a feed whose days 0 to 9 were released long ago, with rows of ``open_day`` not yet released."""
+async def released_long_ago(redis: Redis, config: Config, open_day: int | None = None) -> None:
+    """A feed whose days 0 to 9 were released, with rows of ``open_day`` not yet released."""
     feed = config.feed.name
     await release_days(redis, feed, range(10), users=2)
     store, now = RowStore(redis, feed), (await redis.time())[0] * 1_000_000
@@ -255,75 +225,70 @@ async def worker_with(redis: Redis, config: Config, open_day: int | None) -> Wor
     await store.list_partitions(["t/0"], now)
     await store.read_through([ReadThrough("t/0", None, 10, now)])
     await redis.hset(PartKeys(FeedKeys(feed), "t/0").progress, "event", now)
-    return Worker(config)
+
+
+async def retired(config: Config) -> int:
+    """The start of the oldest period that a worker leaves; 0 if it leaves all."""
+    worker = Worker(config)
+    try:
+        await Retiring(worker).retire()
+        return await worker.ledger.retired() or 0
+    finally:
+        await worker.redis.aclose()
 
 
 @pytest.mark.parametrize(("open_day", "kept"), [(None, 0), (7, 3)])
 async def test_a_worker_retires_what_nothing_can_come_of_and_no_window_that_waits(
     open_day, kept, redis, redis_url, tmp_path
 ):
-    worker = await worker_with(redis, bus_config(tmp_path, **{"redis.url": redis_url}), open_day)
-    try:
-        await Retiring(worker).retire()
-        assert len(await worker.ledger.periods()) == kept
-        assert len(await RowStore(redis, "bus").open_slots()) == (open_day is not None)
-    finally:
-        await worker.redis.aclose()
+    config = bus_config(tmp_path, **{"redis.url": redis_url})
+    await released_long_ago(redis, config, open_day)
+    await retired(config)
+    assert len(await Ledger(redis, "bus").periods()) == kept
+    assert len(await RowStore(redis, "bus").open_slots()) == (open_day is not None)
 
 
-async def test_recordings_keep_every_period_that_events_may_come_of(redis, redis_url, tmp_path):
-    recorded = {"redis.url": redis_url, "window.lateness": "event-time"}
-    for max_age, kept in (("36500d", 10), ("30d", 0)):
-        await redis.flushall()
-        worker = await worker_with(redis, bus_config(tmp_path, **recorded, **{"window.max_age": max_age}), None)
-        try:
-            await Retiring(worker).retire()
-            assert len(await worker.ledger.periods()) == kept
-        finally:
-            await worker.redis.aclose()
+@pytest.mark.parametrize(("max_age", "kept"), [("36500d", 10), ("30d", 0)])
+async def test_recordings_keep_every_period_that_events_may_come_of(max_age, kept, redis, redis_url, tmp_path):
+    recorded = {"redis.url": redis_url, "window.lateness": "event-time", "window.max_age": max_age}
+    config = bus_config(tmp_path, **recorded)
+    await released_long_ago(redis, config)
+    await retired(config)
+    assert len(await Ledger(redis, "bus").periods()) == kept
 
 
 @pytest.mark.parametrize("clock", ["worker", "redis"])
 async def test_a_clock_that_is_years_ahead_retires_nothing_that_is_still_to_come(
     clock, redis, redis_url, tmp_path, monkeypatch
 ):
-    worker = await worker_with(redis, bus_config(tmp_path, **{"redis.url": redis_url}), None)
+    config = bus_config(tmp_path, **{"redis.url": redis_url})
+    await released_long_ago(redis, config)
     now, ahead = (await redis.time())[0], 20 * 365 * DAY
     await redis.hset(PART.progress, "read", (now + ahead) * 1_000_000)
     if clock == "worker":
         monkeypatch.setattr(time, "time", lambda: float(now + ahead))
     else:
-
-        async def wrong(_: RowStore) -> int:
-            return (now + ahead) * 1_000_000
-
-        monkeypatch.setattr(RowStore, "now_us", wrong)
-    await worker.rows.list_partitions(["t/0"], (now + ahead) * 1_000_000)
-    try:
-        await Retiring(worker).retire()
-        assert (await worker.ledger.retired() or 0) <= now - DAY
-    finally:
-        await worker.redis.aclose()
+        wrong = Clock()
+        wrong.now = float(now + ahead)
+        wrong.rules(monkeypatch)
+    await RowStore(redis, "bus").list_partitions(["t/0"], (now + ahead) * 1_000_000)
+    assert await retired(config) <= now - DAY
 
 
 async def test_a_clock_that_is_set_back_and_a_larger_max_age_open_nothing_again(
     redis, redis_url, tmp_path, monkeypatch
 ):
-    settings = {"redis.url": redis_url, "window.lateness": "event-time"}
-    worker = await worker_with(redis, bus_config(tmp_path, **settings, **{"window.max_age": "30d"}), None)
-    await Retiring(worker).retire()
-    await worker.redis.aclose()
-    mark = await worker.ledger.retired()
+    short, long = (
+        bus_config(tmp_path, **{"redis.url": redis_url, "window.lateness": "event-time", "window.max_age": max_age})
+        for max_age in ("30d", "36500d")
+    )
+    await released_long_ago(redis, short)
+    mark = await retired(short)
     monkeypatch.setattr(time, "time", lambda: float(period(3).start))
-    worker = Worker(bus_config(tmp_path, **settings, **{"window.max_age": "36500d"}))
-    try:
-        await Retiring(worker).retire()
-        ledger, users = worker.ledger, np.arange(2, dtype=np.uint64)
-        assert await ledger.retired() == mark
-        with pytest.raises(RetiredError):
-            await ledger.charge(period(5).start, period(5), await ledger.generation() or "", users, np.full(2, 1), 10)
-    finally:
-        await worker.redis.aclose()
+    assert await retired(long) == mark > 0
+    ledger, users = Ledger(redis, "bus"), np.arange(2, dtype=np.uint64)
+    with pytest.raises(RetiredError):
+        await ledger.charge(period(5).start, period(5), await ledger.generation() or "", users, np.full(2, 1), 10)
 
 
 async def test_two_workers_that_retire_at_once_agree_on_the_later_mark(redis):
@@ -336,16 +301,12 @@ async def test_two_workers_that_retire_at_once_agree_on_the_later_mark(redis):
 
 async def test_under_participation_no_tick_that_is_still_to_come_is_retired(redis, redis_url, tmp_path):
     config = riders_config(tmp_path, **{"redis.url": redis_url})
-    worker = await worker_with(redis, config, None)
-    retiring, keys, now = Retiring(worker), FeedKeys(config.feed.name), (await redis.time())[0]
-    try:
-        await redis.set(keys.first_slot, period(5).start + 2 * HOUR)
-        await retiring.retire()
-        assert len(await worker.ledger.periods()) == 5
-        await redis.set(keys.first_slot, now)
-        await retiring.retire()
-        assert await worker.ledger.periods() == []
-        mark = await worker.ledger.retired() or 0
-        assert now - timedelta(days=4).total_seconds() < mark <= now - timedelta(days=2).total_seconds()
-    finally:
-        await worker.redis.aclose()
+    await released_long_ago(redis, config)
+    keys, ledger, now = FeedKeys.of(config), Ledger.of(redis, config), (await redis.time())[0]
+    await redis.set(keys.first_slot, period(5).start + 2 * HOUR)
+    await retired(config)
+    assert len(await ledger.periods()) == 5
+    await redis.set(keys.first_slot, now)
+    mark = await retired(config)
+    assert await ledger.periods() == []
+    assert now - timedelta(days=4).total_seconds() < mark <= now - timedelta(days=2).total_seconds()

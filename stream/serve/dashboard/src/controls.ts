@@ -1,6 +1,6 @@
 /** The card of choices: statistic, colours, kind of value, and the legend. */
 
-import { byId, chip, make, row, swatch, type Mark } from './dom';
+import { byId, chip, closing, make, row, swatch, type Mark } from './dom';
 import { heatLegend } from './heat';
 import type { Page } from './page';
 import { say } from './texts';
@@ -19,6 +19,7 @@ import {
 import { day, localDate } from './times';
 import { chosenUnit, otherValue, unit, type Unit } from './units';
 import type { Look } from './hexagonlayer';
+import type { Settings } from './types';
 import type { View } from './view';
 
 const radios = (id: string) => [...byId(id).querySelectorAll<HTMLInputElement>('input')];
@@ -143,3 +144,41 @@ function derived(view: View): HTMLElement[] {
 }
 
 const note = (kind: Mark, text: string) => make('p', { class: 'note' }, chip(kind), ` ${text}`);
+
+/** What the operator's files of the city add: the search with the list of areas, and the switches for lines and hexagons. */
+export function setUpCity(view: View, settings: Settings, page: Page): void {
+  const menu = byId<HTMLDetailsElement>('search');
+  menu.hidden = !settings.places && !settings.areas;
+  closing(menu);
+  let ready: Promise<void> | null = null;
+  let opener: EventTarget | null = null;
+  addEventListener('focusin', ({ target }) => {
+    if (target instanceof Node && !byId('search-body').contains(target)) opener = target;
+  });
+  menu.addEventListener('toggle', () => {
+    if (!menu.open) {
+      const focused = document.activeElement;
+      // What was chosen in the list hides it: the focus goes back to the map, or to the button.
+      const isLost = focused === document.body || byId('search-body').contains(focused);
+      if (isLost) (opener instanceof HTMLElement && opener.isConnected ? opener : byId('search-button')).focus();
+      return;
+    }
+    ready ??= import('./search').then(({ setUpSearch }) => setUpSearch(view, page));
+    ready.then(
+      () => byId('search-input').focus(),
+      () => {
+        ready = null;
+        byId('search-status').textContent = say('failed.server');
+      },
+    );
+  });
+  for (const name of ['lines', 'hexagons', 'heat'] as const) {
+    const toggle = byId<HTMLInputElement>(`${name}-toggle`);
+    byId(name).hidden = name === 'heat' || !settings.lines;
+    toggle.checked = view.drawn[name];
+    toggle.addEventListener('change', () => {
+      view.drawn = { ...view.drawn, [name]: toggle.checked };
+      page.redraw();
+    });
+  }
+}

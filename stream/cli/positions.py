@@ -1,8 +1,8 @@
-"""``hexveil gtfs-rt`` and ``hexveil siri-vm``: snapshots of positions, live or stored, go to Kafka, a file or a
-release."""
+"""``hexveil gtfs-rt``, ``siri-vm`` and ``hfp``: positions, live or stored, go to Kafka, a file or a release."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +19,6 @@ from stream.cli.feeding import (
     SnapshotReport,
     Speeds,
     SummaryAsJson,
-    check_release_file,
     feed_kafka,
     live_speed_note,
     parse_pace,
@@ -53,9 +52,10 @@ from stream.config.servers import redacted
 from stream.diagnosis.reading import Accepted
 from stream.diagnosis.snapshots import events_of, files_of, reader_of
 from stream.sources.delivery import Pacer, in_background
+from stream.sources.hfp import EVERY_POSITION, HighFrequencyPositions
 from stream.sources.lines import STDIN, RecordingError
 from stream.sources.messages import Messages
-from stream.sources.polling import Poller, PollSettings
+from stream.sources.polling import Poller, PollSettings, Sink, poll
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT
 
@@ -142,7 +142,6 @@ def snapshot_command(form: str, what: str) -> Callable[..., None]:
                 settings,
                 in_background(blocks),
                 Pacer(speed_of_stored),
-                share_read=lambda: reader.tally.snapshots / len(files),
                 as_json=as_json,
                 reading=report.facts,
             )
@@ -162,8 +161,6 @@ def _check_options(
         raise typer.BadParameter(
             "--from, --until and --state are for stored snapshots with --offline", param_hint="--from"
         )
-    if offline and live:
-        check_release_file(out)
 
 
 def _check_file(out: Path, files: list[Path], *, force: bool) -> None:
@@ -177,8 +174,6 @@ def _check_file(out: Path, files: list[Path], *, force: bool) -> None:
 
 
 def _polling(reader: SnapshotEvents, url: str, settings: PollSettings, *, once: bool) -> Feed:
-    from stream.sources.polling import poll
-
     try:
         poller = Poller(url, settings)
     except ValueError as error:
@@ -224,3 +219,61 @@ gtfs_rt = snapshot_command(
 siri_vm = snapshot_command(
     "SIRI-VM", "Send Vehicle Monitoring (SIRI-VM) to the service. Missing speeds are derived from positions."
 )
+
+
+def hfp(
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="The broker: mqtts://HOST[:PORT], or mqtt:// without TLS.")
+    ],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Topic filter, with + and #; may be repeated. Default: {EVERY_POSITION}", show_default=False
+        ),
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="File of the CA that signed the broker's certificate. Default: the system's.")
+    ] = None,
+    login: Annotated[Path | None, typer.Option(help="File with USER:PASSWORD in one line, and nothing else.")] = None,
+    speeds: Speeds = None,
+    out: EventsFile = None,
+    offline: Offline = False,
+    force: Force = False,
+    once: Annotated[bool, typer.Option(help="Stop after the first events.")] = False,
+    config: ConfigFile = None,
+    as_json: SummaryAsJson = False,
+) -> None:
+    """Send vehicle positions from an MQTT broker (HFP) to the service. Missing speeds are derived from positions."""
+    try:
+        from stream.sources.mqtt import Broker, Following
+    except ModuleNotFoundError as error:
+        stop(f"{error.name}, which speaks MQTT, is not installed: pip install 'hexveil[mqtt]'")
+    try:
+        settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
+        source_of_speeds = speed_source(speeds, settings.feed)
+        reader = HighFrequencyPositions(settings.feed, settings.slotting, source_of_speeds, settings.relation)
+        broker = Broker(address, tuple(topic or [EVERY_POSITION]), ca, None if login is None else _login(login))
+        broker.tls()
+    except ValueError as error:
+        stop(error)
+    note = live_speed_note(settings, source_of_speeds)
+    report = SnapshotReport(reader, note, as_json, on_stderr=str(out) == "-", unit="messages")
+
+    async def feed(sink: Sink, stopping: asyncio.Event) -> None:
+        following = Following(reader, broker, sink, stopping)
+        try:
+            await following.run(once=once)
+        finally:
+            reader.tally.refused += following.refused
+
+    run_live(settings, feed, address, out, offline=offline, force=force)
+    report.summary()
+
+
+def _login(path: Path) -> tuple[str, str]:
+    """User and password in a file. Raises :class:`ValueError`, which never shows them."""
+    text = secret_text("--login", path)
+    user, separator, password = text.partition(":")
+    if not (user and separator and password) or not text.isprintable():
+        raise ValueError(f"--login {path}: write USER:PASSWORD in one line, and nothing else")
+    return user, password
