@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config.feed import FeedConfig
-from stream.sources import polling
 from stream.sources.file_kinds import HEAD_BYTES, is_gtfs_realtime
 from stream.sources.siri import SiriVehicleMonitoring, decode_siri
 from stream.sources.snapshots import LARGEST_SNAPSHOT, MOST_SPEED_MS, Snapshot, SnapshotError, decompressed
@@ -459,7 +458,7 @@ def test_no_error_of_a_release_shows_the_key_in_the_address(scheme, monkeypatch,
     async def away(*_: object, **__: object) -> None:
         raise RedisError("away")
 
-    monkeypatch.setattr(polling, "poll", away)
+    monkeypatch.setattr("stream.cli.positions.poll", away)
     source = f"{scheme}://city:hidden@127.0.0.1:9/x?key=hidden"
     options = ["--offline", "--out", str(tmp_path / "r.ndjson"), "--config", str(bus_fleet_file(tmp_path, DELHI))]
     code, out, stderr = run(source, *options)
