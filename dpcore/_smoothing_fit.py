@@ -5,11 +5,10 @@ averaged; each weighs as much as its evidence. Source: Hoeting et al., "Bayesian
 equations 1 to 4.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,7 @@ class EvidenceWeights:
     cautious: FloatArray
 
     @classmethod
-    def of(cls, log_evidence: Sequence[float], cautious: Sequence[bool]) -> EvidenceWeights:
+    def of(cls, log_evidence: Sequence[float], cautious: Sequence[bool]) -> Self:
         """Weights from the natural logarithms of the evidence, (M,). Only the ``cautious`` candidates, (M,), enter
         variances: busy cells say more about the spread of events than quiet ones do, and would make the intervals of
         the quiet ones too short.
@@ -89,7 +88,7 @@ class Window:
     upper: float
 
     @classmethod
-    def of(cls, past: SmoothingState, releases: Releases, hour_of_day: int | None, upper: float, d: Dynamics) -> Window:
+    def of(cls, past: SmoothingState, releases: Releases, hour_of_day: int | None, upper: float, d: Dynamics) -> Self:
         """Choose the cells that inform the others, and read the level's profile at ``hour_of_day``; None: do not."""
         remembered = np.sort(np.argsort(-past.precision, kind="stable")[:MOST_INFORMATIVE])
         seen = np.sort(np.argsort(releases.scales, kind="stable")[:MOST_INFORMATIVE])
@@ -138,7 +137,7 @@ class Informing:
     scales: FloatArray
 
     @classmethod
-    def of(cls, window: Window, prior: Prior, covariance: FloatArray, field: float) -> Informing:
+    def of(cls, window: Window, prior: Prior, covariance: FloatArray, field: float) -> Self:
         """``covariance`` (C, S) with sampling; ``field``: the deviation of lasting deviations, a share of U."""
         releases, seen = window.releases, window.seen
         trend = window.trend_covariance @ window.design.T

@@ -1,7 +1,5 @@
 """The model of :mod:`dpcore.smoothing`: its parameters, the state between windows, and the releases of one window."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

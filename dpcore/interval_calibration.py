@@ -38,10 +38,8 @@ a chain of classes, Rabiner, "A Tutorial on Hidden Markov Models" (1989), sectio
 margin are ours.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +85,7 @@ class Prediction(NamedTuple):
     @classmethod
     def without_own(
         cls, value: FloatArray, variance: FloatArray, site_precision: FloatArray, site_shift: FloatArray
-    ) -> Prediction:
+    ) -> Self:
         """The posterior ``value`` and ``variance`` without each cell's own site, a Gaussian of that precision and of
         the mean shift / precision (:mod:`dpcore.laplace_posterior`); 0 where a cell's release did not enter its
         posterior.
@@ -139,11 +137,11 @@ class Calibration:
                 f"evidence of shape {self.evidence.shape} is not {len(CLASSES)} × {len(FACTORS)} finite numbers"
             )
 
-    def faded(self, share: float) -> Calibration:
+    def faded(self, share: float) -> "Calibration":
         """This calibration with only a ``share`` of its evidence, because traffic changes."""
         return replace(self, evidence=self.evidence * share)
 
-    def after(self, prediction: Prediction, observed: Observed) -> Calibration:
+    def after(self, prediction: Prediction, observed: Observed) -> "Calibration":
         """This calibration with the evidence of one window's releases added; cells without a release add none."""
         known = np.isfinite(observed.scales)
         mean, variance = prediction.mean[known], prediction.variance[known]

@@ -17,8 +17,6 @@ Series Analysis by State Space Methods* (2012), chapter 4, for the Kalman step; 
 Processes for Machine Learning* (2006), section 2.2, for the spatial field.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,7 +67,7 @@ class Smoothed:
     value: FloatArray
     low: FloatArray
     high: FloatArray
-    typical: Foretold
+    typical: "Foretold"
 
 
 def smooth(

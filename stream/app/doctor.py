@@ -3,8 +3,6 @@
 Checks of Kafka: that it answers, and that its topics keep what the service needs, and no longer than it promises.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from datetime import timedelta

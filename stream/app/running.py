@@ -4,8 +4,6 @@ Before it starts, it waits until Redis and Kafka answer, logs this, and checks t
 reads the feed into Redis stands here, too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time

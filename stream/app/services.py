@@ -3,8 +3,6 @@
 A child process that runs the tasks of one service one after the other, so that the event loop never stalls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import time

@@ -5,8 +5,6 @@ One plain page for the operator, inside the trust boundary: what the metrics of 
 It holds true counts, as ``/metrics`` does, and no label that could name somebody. Pure.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 Exit codes: 0 success, 1 a check failed, 2 wrong usage or configuration, 3 a server does not answer.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import io

@@ -1,7 +1,5 @@
 """``hexveil check``: checks a configuration and says what it promises. Needs no server."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

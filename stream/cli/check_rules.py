@@ -1,7 +1,5 @@
 """The public rules that bound what one event, one user and one window may do, as ``hexveil check`` prints them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import NamedTuple

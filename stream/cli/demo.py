@@ -1,7 +1,5 @@
 """``hexveil demo``: runs the whole service on this machine with a simulated city, and shows releases as they arrive."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

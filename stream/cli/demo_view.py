@@ -1,7 +1,5 @@
 """Shows releases in the demo: one line per window, and a summary."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

@@ -1,7 +1,5 @@
 """``hexveil doctor``: checks a running deployment. Needs its servers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """``hexveil gtfs``: place names and routes of hexagons, and the public list of cells, from an agency's timetable."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Collection

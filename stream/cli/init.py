@@ -1,7 +1,5 @@
 """``hexveil init``: writes a complete configuration with comments."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

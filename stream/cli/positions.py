@@ -1,7 +1,5 @@
 """``hexveil gtfs-rt``, ``siri-vm`` and ``hfp``: positions, live or stored, go to Kafka, a file or a release."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

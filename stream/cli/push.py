@@ -1,7 +1,5 @@
 """``hexveil push``: takes events by HTTP from vehicles and small systems, and sends them to Kafka."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """``hexveil query``: counts users in ranges of the map, from a file of releases. Needs no server, costs no budget."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """``hexveil replay``: sends a recording to Kafka, or releases it without Kafka."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated, cast

@@ -1,7 +1,5 @@
 """``hexveil check --sheet``: the promise of a configuration on one page, to be read, printed and signed."""
 
-from __future__ import annotations
-
 import hashlib
 import html
 import math

@@ -1,7 +1,5 @@
 """``hexveil simulate``: a synthetic bus fleet goes to Kafka, a file or stdout."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

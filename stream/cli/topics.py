@@ -1,7 +1,5 @@
 """``hexveil topics``: creates the topics of a deployment; ``hexveil schema``: the schemas of what is published."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Writes the configuration that ``hexveil tune`` chose. An old file stays until the new one reads as it should.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """``hexveil worker``: reads events, closes windows and publishes releases."""
 
-from __future__ import annotations
-
 from stream.cli.options import (
     FAILED,
     UNREACHABLE,

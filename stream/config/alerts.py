@@ -1,7 +1,5 @@
 """Sections ``[[public.alerts]]`` and ``[public.webhook]``: rules on released means, and who is told of their alerts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated

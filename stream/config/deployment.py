@@ -1,7 +1,5 @@
 """The configuration of one deployment as one immutable :class:`Config`; rules that join sections are checked here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Self

@@ -3,8 +3,6 @@
 Section ``[feed.quality]``: which fixes are refused because a fault of the unit explains them better than a journey.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta

@@ -3,8 +3,6 @@
 Figures are those of ``python -m research fleets``.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Polygons, lines and points of GeoJSON documents (RFC 7946), with every coordinate checked. Pure."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

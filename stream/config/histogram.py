@@ -1,7 +1,5 @@
 """Section ``[histogram]``: the spatial histograms that a window releases, their budget and their public grid."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import fields

@@ -5,8 +5,6 @@ Environment variables that set keys of the configuration. A variable that looks 
 Errors that pydantic finds in a configuration, as sentences: the key, the value found, and what to write instead.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

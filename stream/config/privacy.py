@@ -6,8 +6,6 @@ Section ``[signing]``: the key with which close markers are signed, so that othe
 What zCDP under relation "values", residual clipping and rolling grants need of the rest of a configuration.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import timedelta

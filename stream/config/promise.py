@@ -5,8 +5,6 @@ A bound compares the releases with those of the same world in which this user's 
 "values": other measured speeds) or absent (under "participation"). What the crowd's data reveal is not bounded.
 """
 
-from __future__ import annotations
-
 import math
 from datetime import timedelta
 from typing import NamedTuple

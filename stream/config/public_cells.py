@@ -3,8 +3,6 @@
 Reads GeoJSON files of a public area, checks every coordinate, and compares them with ``feed.domain``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Changes keys in the text of a configuration and leaves every other line and its comments as they are. Pure."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

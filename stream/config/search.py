@@ -1,7 +1,5 @@
 """Finds the configuration that a command reads if its command line names none."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

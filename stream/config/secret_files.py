@@ -1,7 +1,5 @@
 """Reading of files that hold a secret: only their owner may read them, or an orchestrator's group."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Time spans as an operator writes them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -102,7 +100,7 @@ class BoundingBox(Section):
             and ((west or east) if self.crosses_180 else (west and east))
         )
 
-    def meets(self, other: BoundingBox) -> bool:
+    def meets(self, other: "BoundingBox") -> bool:
         """Whether the boxes have a point in common."""
         return (
             self.south <= other.north
@@ -112,7 +110,7 @@ class BoundingBox(Section):
             )
         )
 
-    def holds(self, other: BoundingBox) -> bool:
+    def holds(self, other: "BoundingBox") -> bool:
         """Whether ``other`` lies in this box, edges included."""
         return (
             self.south <= other.south

@@ -4,8 +4,6 @@ serve.
 Addresses of servers: checks host names and ports.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Sections ``[hexagons]``, ``[speed]`` and ``[participation]``: cells, statistics of speed, and how they are made."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal

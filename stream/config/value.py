@@ -3,8 +3,6 @@
 Settings that rest on speed being distance by time: they are refused with another value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pydantic import Field

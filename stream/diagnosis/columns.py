@@ -4,8 +4,6 @@ values.
 A field in which nearly every value occurs once is never taken for the user.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter
@@ -139,7 +137,7 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
     return Guess(fields, times, tuple(notes))
 
 
-def _why_user(path: str, count: _Counted, passed_by: list[str], *, repeat: bool) -> str:
+def _why_user(path: str, count: "_Counted", passed_by: list[str], *, repeat: bool) -> str:
     """Says that a field is taken for the user, which the values of the others ``repeat`` as well, or name events."""
     why = "which repeats, too" if repeat else "nearly every value of which occurs once"
     return (

@@ -8,8 +8,6 @@ table. Nothing that protects is, because it must not follow from what is protect
 protected as well, so the place and the map are left to the operator.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -10,8 +10,6 @@ They are read within the worker's bounds: a batch that unpacks to more is skippe
 known.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence

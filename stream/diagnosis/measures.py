@@ -1,7 +1,5 @@
 """Measures of a feed's fixes: how many, how often, how fast, and what is odd. Pure; columns, near-linear in length."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Recognises what a file, an answer or the messages of a topic are, and reads them with the service's readers."""
 
-from __future__ import annotations
-
 import csv
 import secrets
 import time

@@ -2,8 +2,6 @@
 contains no events of the feed is refused with the reason.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 import time

@@ -3,8 +3,6 @@
 Some events of each reason are looked at. No sentence has the content of an event.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice

@@ -1,7 +1,5 @@
 """Reads snapshots of positions for an inspection, GTFS-realtime or SIRI-VM, with the readers of both commands."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

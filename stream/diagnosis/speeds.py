@@ -6,8 +6,6 @@ to 1.20, and over 200 steps of them in order of time 0.88 to 1.48. So there are 
 speeds contradict the positions; outside 0.8 to 1.45 they are doubtful if another unit would bring them inside.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

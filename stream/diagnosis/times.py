@@ -1,7 +1,5 @@
 """Recognises the form of a feed's times by a sample: the unit of numbers, ISO 8601, day first, month first. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Whether the field of the user names users: each has a budget, so one that names events voids the promise. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

@@ -7,8 +7,6 @@ budget is tried first; where it suffices, lower ones follow, by steps of a third
 best so far.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta

@@ -8,15 +8,13 @@ Scores of one draw of one window, under either relation. NOT PRIVATE: they are c
 The configurations that an evaluation compares: other epsilons, mechanisms and accountings with an equal promise.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -155,7 +153,7 @@ class Places:
     """Index of the cell that answers for each of them, shape (S,)."""
 
     @classmethod
-    def of(cls, plan: Plan, contributions: Contributions) -> Places:
+    def of(cls, plan: Plan, contributions: Contributions) -> Self:
         """Places of a planned window; raises as :func:`stream.statistics.merging.by_planned_cells`."""
         cells = by_planned_cells(plan, contributions)
         ids = contributions.counts.cells if plan.merged is None else plan.merged

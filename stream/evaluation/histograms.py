@@ -1,7 +1,5 @@
 """Compares spatial histograms of a recording with true counts, so that an operator can choose their ε. Not private."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

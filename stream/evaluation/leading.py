@@ -7,8 +7,6 @@ the shrunk mean, else the raw mean. Windows are planned, charged, drawn and smoo
 What an operator wants of a map, in one sentence: how near its number must be, or how soon it must show a jam.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Self
@@ -54,7 +52,7 @@ class Want:
     unit: str = SPEED_UNIT
 
     @classmethod
-    def parse(cls, text: str, width: float, unit: str = SPEED_UNIT) -> Want:
+    def parse(cls, text: str, width: float, unit: str = SPEED_UNIT) -> Self:
         """``"±5 km/h for 80 % of events"``; ``+-`` and ``+/-`` are read as ``±``, ``percent`` as ``%``.
 
         ``width``: U in ``unit``; every value lies within U/2 of the middle of its range, so less is wanted. Raises
@@ -89,7 +87,7 @@ class DropWant:
     share: float
 
     @classmethod
-    def parse(cls, text: str, upper: float) -> DropWant | None:
+    def parse(cls, text: str, upper: float) -> "DropWant | None":
         """``"see a drop of 8 km/h within 30 min in 80 % of cells"``; None for a text that speaks of something else.
 
         ``upper``: U in km/h. Raises :class:`ValueError` with the wrong value and an example.
@@ -134,7 +132,7 @@ class Leading:
     resolution: npt.NDArray[np.uint64]
 
     @classmethod
-    def joined(cls, parts: list[Self]) -> Leading:
+    def joined(cls, parts: list[Self]) -> "Leading":
         """All parts after each other."""
         return Leading(*map(np.concatenate, zip(*(vars(part).values() for part in parts), strict=True)))
 

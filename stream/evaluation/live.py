@@ -7,8 +7,6 @@ The typical map that a live map must beat: exact means of earlier days, or of th
 PRIVATE.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -9,8 +9,6 @@ What the users of a simulated feed have paid, by the rules of the ledger; it liv
 A planted incident, and what the map shows of it, from the event to the screen. NOT PRIVATE: it knows true means.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from copy import deepcopy

@@ -7,10 +7,8 @@ is such a cell: most of its speeds are above ``value.upper``, so the clipped mea
 mean. So every cell is judged by both: the mean of its clipped speeds, and that of its speeds as they were measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +113,7 @@ class Charges:
     most: int
 
     @classmethod
-    def of(cls, charges: IntArray, unit: str) -> Charges:
+    def of(cls, charges: IntArray, unit: str) -> Self:
         """Summary of all charges (n,), users who took no part included at 0."""
         if not len(charges):
             return cls(unit, 0, 0.0, 0.0, 0.0, 0)

@@ -9,8 +9,6 @@ the budget, a finer one is not tried.
 The settings that ``hexveil tune`` chooses among, as changes of a configuration.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

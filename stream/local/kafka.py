@@ -1,7 +1,5 @@
 """Apache Kafka on this machine: its Java, its jars and one broker, for the demo and the tests."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

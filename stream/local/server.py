@@ -3,8 +3,6 @@
 Runs a Redis-compatible server for one user of this machine, with the durability that the ledger needs.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import functools

@@ -1,7 +1,5 @@
 """The HTTP application: read API under ``/api/v1``, event stream of complete windows, health and public metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The event stream: each complete window is encoded once and sent to every open connection."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from dataclasses import dataclass, field

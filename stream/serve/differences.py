@@ -11,11 +11,9 @@ at which it was chosen (Benjamini and Yekutieli 2005, theorem 1): the share of t
 the true difference, 0 where none is clear, is at most :data:`FALSE_SHARE` on average over windows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import h3
 import numpy as np
@@ -49,7 +47,7 @@ class Values(NamedTuple):
     lost: BoolArray
 
     @classmethod
-    def exact(cls, value: FloatArray) -> Values:
+    def exact(cls, value: FloatArray) -> Self:
         """Values without noise."""
         none = np.zeros(len(value), dtype=bool)
         return cls(value, value, value, np.zeros(len(value)), none, none)

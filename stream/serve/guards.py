@@ -1,7 +1,5 @@
 """Middleware for every request: metrics, errors as problem+json, CORS and security headers."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence

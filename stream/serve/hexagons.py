@@ -4,8 +4,6 @@ The complete windows of a range of time are one file, bounded in size and in num
 that of another day which begins at the same local time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
 from functools import partial

@@ -1,7 +1,5 @@
 """Handlers for spatial histograms: a list, each one as released, and range queries."""
 
-from __future__ import annotations
-
 from functools import lru_cache, partial
 
 import msgspec

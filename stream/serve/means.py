@@ -7,8 +7,6 @@ the service: these name nobody and no place (:mod:`stream.serve.metrics`). Who a
 :data:`stream.serve.parameters.MOST_NAMES`, so the number of series is bounded.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
@@ -97,14 +95,14 @@ class Means:
         key = key_of("series", names, of, [window.tag for window in windows])
         return await self._turns.answer(self._answers, request, key, make, JSON)
 
-    def _named(self, names: list[str] | None) -> list[Named]:
+    def _named(self, names: list[str] | None) -> "list[Named]":
         """What was asked for; by default all cells, and as many areas and routes as are allowed."""
         if names is not None:
             return [self._one(name) for name in dict.fromkeys(names)]
         areas = (Named(area.kind, area.name, area) for area in self._areas.values())
         return [Named(ALL, ALL), *areas][: p.MOST_NAMES]
 
-    def _one(self, name: str) -> Named:
+    def _one(self, name: str) -> "Named":
         if name == ALL:
             return Named(ALL, ALL)
         if name not in self._areas and len(name) == 15 and set(name) <= set("0123456789abcdef"):

@@ -1,7 +1,5 @@
 """Public metrics of ``hexveil serve``: counts of released messages and of its own requests."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

@@ -3,8 +3,6 @@
 The page that shows it: the document as HTML, made once, without scripts.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """The paths of the API: each handler declares its path, parameters and answers; its docstring says what is there."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace

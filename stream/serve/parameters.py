@@ -3,8 +3,6 @@
 The functions that read a text raise :class:`ValueError` that says what is allowed.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence

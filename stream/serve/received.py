@@ -6,8 +6,6 @@ The schema is checked in native code, which holds up every other thread until it
 Between two slabs the event loop answers readers.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ Who a client is, for costly answers and room for sending are shared among client
 as it names them, also behind a proxy that ends TLS or serves it below a path.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket

@@ -3,8 +3,6 @@
 Parts of a file that is too large to be sent, or kept, as a whole.
 """
 
-from __future__ import annotations
-
 import asyncio
 import mimetypes
 import os

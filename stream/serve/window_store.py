@@ -3,8 +3,6 @@
 Also what the service reads of a window's close marker, and when windows begin on the clocks of their feed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache

@@ -3,8 +3,6 @@
 Reads a source in a thread, so that what delivers its messages is not held up while the source computes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

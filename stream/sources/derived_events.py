@@ -9,8 +9,6 @@ Whether a speed is derived follows from whether a number is there, never from th
 protects: an event with a number goes on byte for byte, and the service judges it as it does where no speed is derived.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from datetime import datetime

@@ -6,8 +6,6 @@ change only that user's own speeds of that period. Under relation "values" posit
 speed is public as well and is not protected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +49,7 @@ class _Fixes:
     period: IntArray
     """Start of the ledger period."""
 
-    def part(self, where: NDArray[Any]) -> _Fixes:
+    def part(self, where: NDArray[Any]) -> "_Fixes":
         return _Fixes(*(column[where] for column in vars(self).values()))
 
 

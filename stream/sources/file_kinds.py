@@ -1,7 +1,5 @@
 """Guesses what a file is that cannot be read as a recording, and says what to do with it."""
 
-from __future__ import annotations
-
 import csv
 import re
 import string

@@ -6,8 +6,6 @@ Source: Digitransit, "High-frequency positioning". A message has one object unde
 trip. Pure.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

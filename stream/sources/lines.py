@@ -5,8 +5,6 @@ JSON over several lines is read as if each object were one line, and of an array
 Standard input as a recording: what another program writes, read as it comes.
 """
 
-from __future__ import annotations
-
 import codecs
 import os
 import select
@@ -208,7 +206,7 @@ class Lines:
         self.position = 0
         self.read = 0
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> "Lines":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Blocks of messages in order of arrival, which every source gives to delivery."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +20,7 @@ class Messages:
     values: list[bytes]
     unread: int = 0
 
-    def part(self, start: int, stop: int) -> Messages:
+    def part(self, start: int, stop: int) -> "Messages":
         """Messages ``start`` to ``stop - 1``; ``unread`` is counted with the first message of a block."""
         return Messages(
             self.due[start:stop], self.keys[start:stop], self.values[start:stop], self.unread if start == 0 else 0

@@ -3,8 +3,6 @@
 A synthetic bus fleet in motion: timetables, road speeds by class and hour, stops. Columns only; no clock, no I/O.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from datetime import UTC, datetime

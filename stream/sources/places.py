@@ -9,8 +9,6 @@ Source: Douglas and Peucker (1973), the algorithm that keeps every point farther
 line.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ redirect to another host, and no error or log shows them. The events of each ans
 next request is sent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

@@ -5,8 +5,6 @@ Who may send has the token. What a sender may cost is bounded: bytes and events 
 at a time, and seconds until a body has arrived.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

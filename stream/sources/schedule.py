@@ -9,8 +9,6 @@ The mode of transport of a route of a GTFS schedule. Pure.
 Source: GTFS Schedule Reference, routes.txt, ``route_type``, and Google's extended route types (100 to 1702).
 """
 
-from __future__ import annotations
-
 import csv
 import lzma
 import math

@@ -8,8 +8,6 @@ cell, and a stay, counts in the hour of its middle; one after midnight counts on
 Where the stops of a trip lie along its line, and which cells the line crosses between them. Pure.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ be a copy of the whole name of its namespace. The XML is parsed by expat without
 type is refused before any of its declarations is read, so nothing is expanded and nothing is fetched.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Snapshots of vehicle positions as canonical events: one per vehicle and timestamp, with reported or derived speed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime

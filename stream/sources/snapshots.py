@@ -1,7 +1,5 @@
 """Snapshots of vehicle positions of any format: columns, with a reason for each entry that is refused. Pure."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import math

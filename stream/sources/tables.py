@@ -3,8 +3,6 @@
 A timestamp becomes text of ISO 8601, with an offset if its type has a zone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO

@@ -2,8 +2,6 @@
 vehicles are refused. Pure; its memory is fixed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import NamedTuple
 

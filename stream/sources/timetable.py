@@ -7,8 +7,6 @@ frequencies.txt and shapes.txt. Times are seconds after noon less 12 hours of th
 Times of trips with the same stops: gaps and rounding are filled by distance. Pure.
 """
 
-from __future__ import annotations
-
 import math
 import zipfile
 from array import array

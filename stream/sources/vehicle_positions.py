@@ -16,8 +16,6 @@ values.
 GTFS-realtime VehiclePositions as canonical events.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

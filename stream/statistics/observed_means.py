@@ -7,8 +7,6 @@ of users, of which earlier counts of the cell know more than one (:mod:`dpcore.o
 Where none are drawn, p15, p50 and p85 of each cell are what a model reads from its published mean and variance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

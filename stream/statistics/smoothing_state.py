@@ -5,8 +5,6 @@ in its close marker, as published. So it costs no budget under either relation, 
 could compute the same memory. Pure: encode, decode, step.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from datetime import datetime

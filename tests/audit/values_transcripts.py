@@ -58,9 +58,9 @@ TREES: dict[str, dict[str, Any]] = {
 }
 """Settings of percentiles, whose noise is added to counts of bins."""
 MERGED: dict[str, dict[str, Any]] = {
-    "hexagons of many levels": {"hexagons.merge_until": 15.0, "speed.sum_cap": 0.2, "speed.clipping": "none"},
+    "hexagons of many levels": {"hexagons.merge_until": 120.0, "speed.sum_cap": 0.2, "speed.clipping": "none"},
     "all samples under caps": {
-        "hexagons.merge_until": 30.0,
+        "hexagons.merge_until": 60.0,
         "speed.sum_cap": 0.3,
         "speed.clipping": "none",
         "speed.suppression": "none",

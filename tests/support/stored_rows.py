@@ -2,7 +2,7 @@
 how often scripts ran. Sets a Redis back to an earlier state, as an operator would who restores a backup."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from stream.storage import client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, ReadThrough, RowStore
+from stream.windows import read_through
 from tests.support.builders import SLOT, random_rows
 
 
@@ -74,6 +75,39 @@ async def rows_in(redis: Redis, feed: str, slot: int) -> np.ndarray:
     names = sorted(await redis.hkeys(keys.opened))
     blobs = [await redis.lrange(PartKeys(keys, name.decode()).rows(slot), 0, -1) for name in names]
     return np.frombuffer(b"".join(blob for part in blobs for blob in part), ROW)
+
+
+async def stored_rows(redis: Redis) -> list[bytes]:
+    """The rows of all windows of feed "bus" that are open, sorted."""
+    parts = [await rows_in(redis, "bus", slot) for slot in await RowStore(redis, "bus").open_slots()]
+    return sorted(row.tobytes() for part in parts for row in part)
+
+
+def all_read(redis: Redis, count: int) -> Callable[[], Awaitable[bool]]:
+    """To wait until so many messages of feed "bus" were read."""
+
+    async def check() -> bool:
+        return sum((await RowStore(redis, "bus").next_offsets()).values()) >= count
+
+    return check
+
+
+def read_to(redis: Redis, moment: float) -> Callable[[], Awaitable[bool]]:
+    """To wait until everything of feed "bus" was read that was appended by this moment, seconds."""
+
+    async def check() -> bool:
+        return (read_through((await RowStore(redis, "bus").look()).times) or 0) > moment * 1e6
+
+    return check
+
+
+def listed(redis: Redis, partitions: int) -> Callable[[], Awaitable[bool]]:
+    """To wait until so many partitions of feed "bus" are known."""
+
+    async def check() -> bool:
+        return len((await RowStore(redis, "bus").look()).times) == partitions
+
+    return check
 
 
 class Clock:

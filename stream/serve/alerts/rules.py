@@ -33,8 +33,6 @@ Usual is what earlier releases of a cell say at the same time of day, of the sam
 neighbours leave of it (``excludes``), so one cell id is another area in another window.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Sequence

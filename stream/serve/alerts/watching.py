@@ -6,8 +6,6 @@ Signatures are those of Standard Webhooks 1.0: ``webhook-signature`` is ``v1,`` 
 ``ID.TIMESTAMP.BODY`` with the secret as key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

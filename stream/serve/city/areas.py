@@ -1,7 +1,5 @@
 """Named areas: polygons of a GeoJSON file, and the corridors of routes. Each says which released cells belong to it."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 Reads the file that ``public.streets`` names: GeoJSON of streets and sensors, which carry the colours.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterable, Sequence

@@ -19,8 +19,6 @@ Where many of the reports are in cells at the bound of speeds (``at_bound``), th
 more", too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from itertools import compress

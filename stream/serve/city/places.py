@@ -4,8 +4,6 @@ Bounds and errors of the files that describe the city: whoever writes one cannot
 character.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator

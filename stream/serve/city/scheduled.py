@@ -1,7 +1,5 @@
 """The scheduled speed of released cells in a window: scheduled metres by scheduled seconds. Public facts. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any

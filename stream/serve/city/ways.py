@@ -10,8 +10,6 @@ has no upper end. Where much of the way is in cells at the bound of speeds, the 
 time as "or less" (``at_bound``).
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections import defaultdict

@@ -4,8 +4,6 @@ Source: OGC 17-069r4, "OGC API - Features - Part 1: Core". Each feed has two col
 and all complete windows, newest first. Features have the flat rows of the downloads as properties.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

@@ -8,8 +8,6 @@ Source: OGC 17-069r4, "OGC API - Features - Part 1: Core", requirement /req/core
 geometry of the collection.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime

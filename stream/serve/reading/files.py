@@ -4,8 +4,6 @@ Close markers are numbered in the order of reading: files by name, lines in file
 skipped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import stat

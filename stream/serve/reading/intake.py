@@ -7,8 +7,6 @@ Later, a marker is used only after everything was read that was in the topics wh
 become complete in the order of their markers, which is the same for every reader, whatever the order of partitions.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -31,7 +31,7 @@ from tests.support.builders import riders_config
 from tests.support.feeding import KEY, NOW_US, START_MS, create_topic, make_config, messages, produce, until
 from tests.support.ingesting import Ingesting
 from tests.support.live_events import every_speed
-from tests.support.stored_rows import rows_in
+from tests.support.stored_rows import stored_rows
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_size=8),
@@ -91,27 +91,6 @@ def test_elements_of_messages_that_were_appended_at_different_times_are_judged_b
     batch = Decoder(config, KEY).decode([array(event()), second, second], arrived)
     assert batch.index.tolist() == [0, 1, 1, 2]
     assert refusals(batch) == [(2, 0, "in-future")]
-
-
-PARTS = st.sampled_from([event(), event(speed=-1), b"NaN", b"{:}", b"[1]", b"null", b'"],[\\""', b"{}", b'{"user": 1}'])
-
-
-@given(st.lists(st.lists(PARTS, min_size=1, max_size=5), max_size=6), st.integers(1, 12))
-@settings(max_examples=40)
-def test_pieces_of_any_size_give_what_the_whole_gives_and_every_element_once(arrays, at_once):
-    values = [array(*parts) for parts in arrays]
-    whole = decoder().decode(values, NOW_US)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "AT_ONCE", at_once)
-        pieces = decoder().decode(values, NOW_US)
-        if values:
-            assert 1 <= decoder().decode_part(values, NOW_US).messages <= len(values)
-    assert (pieces.rows == whole.rows).all()
-    assert refusals(pieces) == refusals(whole)
-    assert len(whole.rows) + len(whole.refused) == sum(map(len, arrays))
-    flat = decoder(arrays=False).decode([part for parts in arrays for part in parts], NOW_US)
-    assert (whole.rows == flat.rows).all()
-    assert whole.reason.tolist() == flat.reason.tolist()
 
 
 def test_what_an_array_may_cost_is_bounded():
@@ -249,9 +228,7 @@ async def test_arrays_that_two_readers_read_at_once_are_stored_once_and_bad_elem
 
         await until(both_read)
         assert sum((await RowStore(redis, "bus").next_offsets()).values()) == len(values)
-    state = RowStore(redis, "bus")
-    stored = np.concatenate([await rows_in(redis, "bus", slot) for slot in await state.open_slots()])
-    assert sorted(row.tobytes() for row in stored) == sorted(row.tobytes() for row in expected.rows)
+    assert await stored_rows(redis) == sorted(row.tobytes() for row in expected.rows)
     assert one.count("events_ingested_total") + two.count("events_ingested_total") == len(expected.rows)
     bodies = [json.loads(report.value) for report in one.reports]
     assert sum(body["count"] for body in bodies) == len(expected.refused)

@@ -36,6 +36,7 @@ from tests.support.feeding import START_MS, administering, create_topic, produce
 from tests.support.ingesting import Ingesting
 from tests.support.live_events import event, every_speed, send_batch, speeds
 from tests.support.nightly import nightly
+from tests.support.stored_rows import all_read, listed, read_to
 
 LIVE = {"lateness": "append-time", "slot": "2s", "allowed_delay": "1s"}
 SLOT, DELAY = 2, 1
@@ -49,9 +50,7 @@ async def appended_in_time(bootstrap: str, topic: str) -> dict[int, list[int]]:
     A busy machine may append some of them later than the test meant.
     """
     values: dict[int, list[int]] = {}
-    consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest")
-    await consumer.start()
-    try:
+    async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
         ends = await consumer.end_offsets(list(consumer.assignment()))
         while any([await consumer.position(partition) < end for partition, end in ends.items()]):
             for records in (await consumer.getmany(timeout_ms=200)).values():
@@ -60,16 +59,7 @@ async def appended_in_time(bootstrap: str, topic: str) -> dict[int, list[int]]:
                     slot = body["time"] // 1000 // SLOT * SLOT
                     if record.timestamp <= (slot + SLOT + DELAY) * 1000:
                         values.setdefault(slot, []).append(round(body["speed"] * 100))
-    finally:
-        await consumer.stop()
     return {slot: sorted(slot_values) for slot, slot_values in values.items()}
-
-
-def read_to(redis: Redis, moment: float):
-    async def check() -> bool:
-        return (read_through((await RowStore(redis, "bus").look()).times) or 0) > moment * 1e6
-
-    return check
 
 
 @pytest.fixture
@@ -152,11 +142,7 @@ async def test_windows_wait_for_a_partition_that_was_added_and_take_what_it_hold
         await until(read_to(redis, time.time() - 5))
         async with administering(kafka) as admin:
             await admin.create_partitions({live: NewPartitions(3)})
-
-        async def listed() -> bool:
-            return len((await RowStore(redis, "bus").look()).times) == 3
-
-        await until(listed)
+        await until(listed(redis, 3))
         now = time.time()
         await produce(kafka, live, [event(str(i), now, i) for i in range(6)], 3)
         await until(read_to(redis, now + SLOT + DELAY))
@@ -212,7 +198,7 @@ async def test_an_outage_of_redis_longer_than_the_idle_timeout_makes_nothing_lat
             async with Redis.from_url(server.url) as before:
                 for partition in range(3):
                     await produce(kafka, topic_name, hour(0, f"bus-{partition}"), 1, first=0)
-                await until(lambda: _stored(before, 60))
+                await until(all_read(before, 60))
             server.kill()
             for number in range(1, 5):
                 for user in range(30):
@@ -220,13 +206,9 @@ async def test_an_outage_of_redis_longer_than_the_idle_timeout_makes_nothing_lat
             await asyncio.sleep(4)
             server.start()
             async with Redis.from_url(server.url) as after:
-                await until(lambda: _stored(after, 60 + 4 * 30 * 40))
+                await until(all_read(after, 60 + 4 * 30 * 40))
             assert ingesting.count("events_late_total") == 0
             assert ingesting.count("events_ingested_total") == 60 + 4 * 30 * 40
-
-
-async def _stored(redis: Redis, count: int) -> bool:
-    return sum((await RowStore(redis, "bus").next_offsets()).values()) >= count
 
 
 async def test_one_vehicle_with_a_stuck_clock_alone_in_its_partition_holds_a_recording_up_for_the_idle_timeout_only(
@@ -288,19 +270,13 @@ async def test_a_bomb_between_good_messages_is_left_out_with_its_position_and_me
     await create_topic(kafka, topic_name, 2, INPUT_SETTINGS)
     now = time.time()
     await send_batch(kafka, topic_name, codec, [event("a", now, 1)])
-    await send_batch(
-        kafka, topic_name, codec, [bytes(30 << 20)] * 6
-    )  # 180 MiB unpacked, a few hundred kB at most as stored
+    await send_batch(kafka, topic_name, codec, [bytes(30 << 20)] * 6)  # some hundred kB as stored
     await send_batch(kafka, topic_name, codec, [event("b", now, 2)])
     await send_batch(kafka, topic_name, codec, [event("c", now, 3), bytes(MAX_ARRAY_BYTES + 1), b"[]"], partition=1)
     await send_batch(kafka, topic_name, None, [bytes(800_000)], partition=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with Ingesting(topic_name, kafka, redis_url, lateness="append-time") as ingesting:
-
-        async def all_read() -> bool:
-            return sum((await RowStore(redis, "bus").next_offsets()).values()) == 8 + 4
-
-        await until(all_read)
+        await until(all_read(redis, 8 + 4))
         assert await every_speed(redis) == [100, 200, 300]
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 64 << 10, f"{grown} kB more than before"
@@ -348,11 +324,7 @@ async def test_a_message_of_very_many_headers_is_left_out_with_its_batch_and_oth
     await send_batch(kafka, topic_name, "zstd", [event("b", now, 2)], headers=600_000)
     await send_batch(kafka, topic_name, "lz4", [event("c", now, 3)], headers=3)
     async with Ingesting(topic_name, kafka, redis_url, lateness="append-time") as ingesting:
-
-        async def all_read() -> bool:
-            return await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": 12}
-
-        await until(all_read)
+        await until(all_read(redis, 12))
         assert await every_speed(redis) == [100] * 5 + [300]
     reports = [json.loads(report.value) for report in ingesting.reports]
     unreadable = [body for body in reports if body["reason"] == "unreadable-batch"]

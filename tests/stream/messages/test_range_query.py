@@ -49,6 +49,10 @@ def histograms_in(file: Path) -> list[dict]:
     return [record["value"] for record in records if record["topic"] == SPATIAL_HISTOGRAM]
 
 
+def release_of(file: Path, mechanism: str) -> dict:
+    return next(one for one in histograms_in(file) if one["mechanism"] == mechanism)
+
+
 def read_by_the_schema(
     release: dict, west: float, south: float, east: float, north: float
 ) -> tuple[float, tuple[float, float], float]:
@@ -207,8 +211,7 @@ def test_every_window_and_mechanism_answers_and_they_can_be_chosen(releases):
     ]
     one = query(releases, "--bbox", BOX, "--window", "2017-03-21T07:00:00-05:00", "--mechanism", "htf", "--json")
     (answer,) = json.loads(one.stdout)["answers"]
-    release = next(one for one in histograms_in(releases) if one["mechanism"] == "htf")
-    histogram = histogram_from_release(release)
+    histogram = histogram_from_release(release_of(releases, "htf"))
     ranges = Rectangles.of_boxes(histogram.domain, [[30.2, -97.8, 30.5, -97.6]])
     interval = histogram.intervals(ranges)
     assert interval is not None
@@ -290,8 +293,8 @@ def test_files_that_are_no_releases_are_refused(releases, tmp_path):
 
 
 @pytest.mark.parametrize("forged", ["1e308", "-1", "1e-320", "9" * 400])
-def test_noise_that_nobody_can_have_drawn_gives_no_answer(tmp_path, forged):
-    (body, *_) = bodies_of(released(with_histograms("values", tmp_path, ["ug"]), located_rows(1, 100)))
+def test_noise_that_nobody_can_have_drawn_gives_no_answer(releases, tmp_path, forged):
+    body = release_of(releases, "ug")
     body["structure"]["variances"] = "@"
     file = tmp_path / "forged.ndjson"
     file.write_text(json.dumps(body).replace('"@"', forged) + "\n")
@@ -301,15 +304,15 @@ def test_noise_that_nobody_can_have_drawn_gives_no_answer(tmp_path, forged):
     assert "is not a release" in result.stderr or "unusable value" in result.stderr
 
 
-def test_a_whole_box_may_be_asked_and_a_hair_more_may_not(tmp_path):
-    (body, *_) = bodies_of(released(with_histograms("values", tmp_path, ["ug"]), located_rows(1, 100)))
+def test_a_whole_box_may_be_asked_and_a_hair_more_may_not(releases):
+    body = release_of(releases, "ug")
     assert count_in(body, parse_box("-97.9,30.1,-97.5,30.6"))["unit"] == "1"
     with pytest.raises(RangeError, match="north"):
         count_in(body, parse_box("-97.9,30.1,-97.5,30.6001"))
 
 
-def test_a_number_without_a_known_noise_has_no_interval_and_says_so(tmp_path):
-    (body, *_) = bodies_of(released(with_histograms("values", tmp_path, ["ug"]), located_rows(1, 100)))
+def test_a_number_without_a_known_noise_has_no_interval_and_says_so(releases, tmp_path):
+    body = release_of(releases, "ug")
     del body["structure"]["noise"]
     counted = count_in(body, parse_box(BOX))
     assert counted["interval"] is None

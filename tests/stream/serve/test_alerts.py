@@ -29,7 +29,6 @@ from stream.messages.message import Message
 from stream.serve.alerts import watching as delivering
 from stream.serve.alerts.rules import Judged, Usual, alerts
 from stream.serve.alerts.watching import WAITING, Alerts, Delivery, Webhook
-from stream.serve.alerts.watching import WAITING as JUDGED_LATER
 from stream.serve.api import SERVICE
 from stream.serve.metrics import PublicMetrics
 from stream.serve.window_store import View, WindowView
@@ -327,7 +326,7 @@ async def test_windows_that_nobody_judges_in_time_are_counted_and_a_service_that
     config, file = config_with(tmp_path, BELOW), tmp_path / "releases.ndjson"
     file.write_text(text_of(window(config, 0)))
     async with serving_file(config, file) as client:
-        for _ in range(JUDGED_LATER + 3):
+        for _ in range(WAITING + 3):
             client.server.app[SERVICE].alerts.announce(
                 WindowView("bus", "2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z")
             )

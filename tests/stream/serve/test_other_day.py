@@ -63,14 +63,6 @@ def test_a_week_before_is_compared_with_or_else_the_day_before(config):
     assert said(found(view_of(now), start)) == ("2017-03-20", None, "none"), "nobody knows whether there was one"
 
 
-def test_a_window_is_no_longer_kept_only_if_it_was_here(config):
-    """Windows are forgotten in the order of their close markers, so also one between two that are kept."""
-    view = view_of(*released(config, -DAY, -3 * DAY, -2 * DAY, 0), most=3)
-    start = "2017-03-21T12:00:00Z"
-    assert said(found(view, start, date(2017, 3, 20))) == ("2017-03-20", None, "gone")
-    assert said(found(view, start, date(2017, 3, 10))) == ("2017-03-10", None, "none")
-
-
 def test_a_window_of_other_settings_is_not_compared_with_and_the_day_before_is_looked_at(config):
     start = "2017-03-21T12:00:00Z"
     week, day, now = released(config, -WEEK, -DAY, 0)
@@ -97,12 +89,6 @@ def test_a_slot_that_ends_at_another_local_time_after_a_change_of_the_clocks_is_
     assert said(found(view, "2017-03-12T10:00:00Z", date(2017, 3, 13))) == ("2017-03-13", None, "clocks")
     autumn = view_of(*released(config, hour_of(BACK, 0), hour_of(date(2017, 11, 6), 0, winter=True)))
     assert said(found(autumn, "2017-11-06T06:00:00Z", BACK)) == ("2017-11-05", None, "clocks")
-
-
-def test_the_hours_before_and_in_a_change_of_the_clocks_are_as_long_as_others(config):
-    hours = (hour_of(FORWARD, 1, winter=True), hour_of(date(2017, 3, 13), 1))
-    view = view_of(*released(config, *hours))
-    assert said(found(view, "2017-03-13T06:00:00Z", FORWARD)) == ("2017-03-12", "2017-03-12T07:00:00Z", None)
 
 
 def test_a_window_whose_close_marker_has_not_arrived_has_no_zone_so_nothing_stands_beside_it(config):
@@ -132,6 +118,8 @@ def test_the_local_hour_is_the_same_on_both_sides_of_a_change_of_the_clocks(conf
     before = hour_of(date(2017, 3, 10), 7, winter=True)
     view = view_of(*released(config, before - 1, before, before + 4 * DAY - 1))
     assert said(found(view, "2017-03-14T12:00:00Z", date(2017, 3, 10))) == ("2017-03-10", "2017-03-10T13:00:00Z", None)
+    last_before = view_of(*released(config, hour_of(FORWARD, 1, winter=True), hour_of(date(2017, 3, 13), 1)))
+    assert said(found(last_before, "2017-03-13T06:00:00Z", FORWARD)) == ("2017-03-12", "2017-03-12T07:00:00Z", None)
 
 
 def test_an_hour_that_the_clocks_skip_has_no_window_and_one_that_they_repeat_has_two(config):
@@ -156,11 +144,13 @@ def test_a_slot_that_begins_at_another_hour_after_a_change_is_not_taken_for_the_
 
 
 def test_a_window_that_cannot_be_compared_with_has_a_reason_and_no_other_takes_its_place(config):
+    """Windows are forgotten in the order of their close markers, so also one between two that are kept."""
     start = "2017-03-21T12:00:00Z"
-    made = released(config, -4 * DAY, -3 * DAY, -DAY, 0)
+    made = released(config, -DAY, -4 * DAY, -3 * DAY, 0)
     view = view_of(*made, most=3)
-    *withheld, marker = made[2]
-    assert said(found(view, start, date(2017, 3, 17))) == ("2017-03-17", None, "gone")
+    *withheld, marker = made[0]
+    assert said(found(view, start, date(2017, 3, 20))) == ("2017-03-20", None, "gone")
+    assert said(found(view, start, date(2017, 3, 10))) == ("2017-03-10", None, "none")
     assert said(found(view, start, date(2017, 3, 19))) == ("2017-03-19", None, "none")
     assert said(found(view, start, date(2017, 3, 21))) == ("2017-03-21", None, "same")
     assert said(found(view, start, date(2017, 3, 22))) == ("2017-03-22", None, "later")
@@ -169,7 +159,7 @@ def test_a_window_that_cannot_be_compared_with_has_a_reason_and_no_other_takes_i
     outcomes(view, arrivals(window(config, -2 * DAY)[:-1]))
     assert said(found(view, start, date(2017, 3, 19))) == ("2017-03-19", None, "incomplete")
     body = json.loads(marker.value) | {"withheld": True}
-    hidden = view_of(made[0], [*withheld, marker._replace(value=json.dumps(body).encode())], made[3])
+    hidden = view_of(made[1], [*withheld, marker._replace(value=json.dumps(body).encode())], made[3])
     assert said(found(hidden, start)) == ("2017-03-20", None, "withheld")
 
 
@@ -240,25 +230,19 @@ def test_neither_the_window_itself_nor_a_later_one_nor_one_without_its_marker_is
     assert starts(view, shown) == [DAY]
 
 
-def test_usual_is_of_the_same_hour_and_weekday_where_there_are_three_such_windows(config):
-    hours = [*(week * WEEK for week in range(4)), 1, 3 * WEEK - 1, *(3 * WEEK - day * DAY for day in (1, 2, 3))]
+@pytest.mark.parametrize(
+    ("hours", "usual"),
+    [
+        ([*range(0, 4 * WEEK, WEEK), 1, 3 * WEEK - 1, *(3 * WEEK - day * DAY for day in (1, 2, 3))], [7, 14, 21]),
+        (range(0, 7 * DAY, DAY), [3, 4, 5, 6]),
+        (range(3 * DAY, 7 * DAY, DAY), [1, 2, 3]),
+        (range(5), []),
+        ([31 * WEEK, 32 * WEEK, 33 * WEEK, 33 * WEEK + 1], [7 + 1 / DAY, 14 + 1 / DAY]),
+    ],
+    ids=["same weekday", "same kind of day", "any day", "no other hour", "local hour when clocks change"],
+)
+def test_usual_is_of_the_same_local_hour_of_three_such_weekdays_or_kinds_of_day_or_days(config, hours, usual):
+    """Days before the newest window. 2017-03-21 is a Tuesday: Friday is 3 days later, Monday 6. Before and after
+    2017-11-05 an hour of Chicago is another one of UTC."""
     view = view_of(*released(config, *sorted(hours)))
-    assert starts(view, newest(view)) == [WEEK, 2 * WEEK, 3 * WEEK]
-
-
-def test_usual_is_of_the_same_kind_of_day_and_then_of_any_day_and_never_of_another_hour(config):
-    """2017-03-21 is a Tuesday: Friday is 3 days later, Monday 6."""
-    view = view_of(*released(config, *(day * DAY for day in range(7))))
-    assert starts(view, newest(view)) == [3 * DAY, 4 * DAY, 5 * DAY, 6 * DAY]
-    view = view_of(*released(config, *(day * DAY for day in (3, 4, 5, 6))))
-    assert starts(view, newest(view)) == [1 * DAY, 2 * DAY, 3 * DAY]
-    view = view_of(*released(config, *range(5)))
-    assert starts(view, newest(view)) == []
-
-
-def test_the_same_hour_is_the_local_one_when_clocks_change(config):
-    """Chicago's clocks went forward on 2017-03-12 and back on 2017-11-05, so 12:00 UTC is an hour off after that
-    Sunday."""
-    before, after = 32 * WEEK, 33 * WEEK
-    view = view_of(*released(config, before - WEEK, before, after, after + 1))
-    assert starts(view, newest(view)) == [WEEK + 1, 2 * WEEK + 1]
+    assert starts(view, newest(view)) == [round(days * DAY) for days in usual]

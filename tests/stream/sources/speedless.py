@@ -11,6 +11,7 @@ from typing import Any
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.sources.hfp import HighFrequencyPositions, Publication
 from tests.stream.sources.recordings import AUSTIN
+from tests.stream.sources.recordings import feed as recorded_feed
 from tests.support.builders import SLOT, bus_config, bus_fleet_file, riders_config
 
 Fix = tuple[str, int, float, float, float | None]
@@ -37,8 +38,7 @@ def day(seed: int = 1, fleet: int = 9) -> list[Fix]:
 
 def feed(speeds: SpeedSource = "missing", **changes: Any) -> FeedConfig:
     fields = {**NAMES, "time_format": "epoch-s"}
-    given: dict[str, Any] = {"name": "bus", "topic": "bus", "timezone": "America/Chicago", "domain": AUSTIN}
-    return FeedConfig(**given | {"speed_unit": "m/s", "speeds": speeds, "fields": fields} | changes)
+    return recorded_feed(**{"speed_unit": "m/s", "speeds": speeds, "fields": fields} | changes)
 
 
 def config_of(tmp_path: Path, chosen: FeedConfig, relation: str = "values") -> Any:

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -30,8 +31,7 @@ from stream.storage.row_store import RowStore
 from tests.stream.sources.agency import DELHI, FEED, START, Agency, answer, fetch, fleet, reader, run, snapshot_bytes
 from tests.support.builders import SLOT, bus_config, bus_fleet_file, random_rows
 from tests.support.environment import environment
-from tests.support.feeding import create_topic
-from tests.support.topics_reader import PARTITIONS, stored
+from tests.support.topics_reader import stored
 
 
 def test_reported_speeds_are_taken_in_the_feeds_unit_and_not_marked():
@@ -112,26 +112,18 @@ def cut_short(handler: BaseHTTPRequestHandler) -> None:
     handler.wfile.write(b"\x0a\x0d")
 
 
-def slow(handler: BaseHTTPRequestHandler) -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    for _ in range(40):
-        try:
-            handler.wfile.write(b"x")
-            time.sleep(0.1)
-        except OSError:
-            return
+def pouring(size: int, pause_s: float) -> Callable[[BaseHTTPRequestHandler], None]:
+    """An answer without end, in pieces."""
 
+    def send(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        with suppress(OSError):
+            for _ in range(2000):
+                handler.wfile.write(b"x" * size)
+                time.sleep(pause_s)
 
-def endless(handler: BaseHTTPRequestHandler) -> None:
-    handler.send_response(200)
-    handler.end_headers()
-    try:
-        for _ in range(2000):
-            handler.wfile.write(b"x" * 65536)
-    except OSError:
-        return
+    return send
 
 
 def test_a_compressed_answer_is_read_and_a_compressed_bomb_is_refused():
@@ -148,8 +140,8 @@ def test_a_compressed_answer_is_read_and_a_compressed_bomb_is_refused():
         (answer(500), "status 500", False),
         (answer(403), "status 403; check the address and the key", True),
         (cut_short, "Error", False),
-        (slow, "no complete answer within 1 s", False),
-        (endless, "more than 1048576 bytes", False),
+        (pouring(1, 0.1), "no complete answer within 1 s", False),
+        (pouring(65_536, 0), "more than 1048576 bytes", False),
         (answer(302, Location="/again"), "more than 5 redirects", False),
         (answer(302, Location="file:///etc/passwd"), "redirected to a file address", True),
     ],
@@ -272,35 +264,21 @@ def test_wrong_usage_is_refused_with_the_remedy(config, arguments, said):
     assert "hidden" not in stderr
 
 
-@pytest.fixture
-def moving_agency() -> Iterator[Agency]:
+async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_sigterm(hexveil, kafka, topic, config):
     steps = [answer(500), *(answer(200, fleet(step)) for step in range(3)), answer(200, b"garbage\xff"), cut_short]
+    events, pipe = list[dict[str, object]](), subprocess.PIPE
     with Agency([*steps, *(answer(200, fleet(step)) for step in range(3, 6)), answer(304)]) as agency:
-        yield agency
-
-
-@pytest.fixture
-async def topic(kafka: str, topic_name: str) -> str:
-    await create_topic(kafka, topic_name, PARTITIONS)
-    return topic_name
-
-
-async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_sigterm(
-    hexveil, kafka, topic, config, moving_agency
-):
-    command = [*hexveil, "gtfs-rt", moving_agency.url, "--config", config, "--interval", "1s"]
-    settings = environment({"kafka.bootstrap": kafka, "feed.topic": topic})
-    process = subprocess.Popen(command, cwd=REPO_ROOT, env=settings, stderr=subprocess.PIPE, text=True)
-    try:
-        for _ in range(300):
-            events = [json.loads(value) for part in await stored(kafka, topic) for _, value in part]
-            if len(events) >= 15:
-                break
-            await asyncio.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=120)
-    finally:
-        process.kill()
+        command = [*hexveil, "gtfs-rt", agency.url, "--config", config, "--interval", "1s"]
+        settings = environment({"kafka.bootstrap": kafka, "feed.topic": topic})
+        with subprocess.Popen(command, cwd=REPO_ROOT, env=settings, stderr=pipe, text=True) as process:
+            try:
+                async with asyncio.timeout(120):
+                    while len(events) < 15:
+                        await asyncio.sleep(0.2)
+                        events = [json.loads(value) for part in await stored(kafka, topic) for _, value in part]
+            finally:
+                process.send_signal(signal.SIGTERM)
+                _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
     assert len({(event["user"], event["time"]) for event in events}) == len(events) == 15
     assert "is not a snapshot and is skipped" in stderr

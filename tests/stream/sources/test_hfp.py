@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config.feed import FeedConfig
-from stream.ingestion.pseudonyms import load_user_key
 from stream.local import LOOPBACK
 from stream.sources import mqtt
 from stream.sources.hfp import LARGEST_MESSAGE, HighFrequencyPositions, Publication, vehicle_of
@@ -30,9 +29,9 @@ from stream.windows import Slotting
 from tests.stream.sources.agency import Kept
 from tests.support.builders import bus_fleet_file
 from tests.support.environment import write_secret
-from tests.support.feeding import create_topic, until_true
+from tests.support.feeding import until_true
 from tests.support.mosquitto import PASSWORD, USER, Mosquitto
-from tests.support.topics_reader import PARTITIONS, stored
+from tests.support.topics_reader import stored
 
 BOX = {"south": 59.9, "west": 24.0, "north": 60.5, "east": 25.5}
 NOON_S = 1_775_044_800
@@ -260,20 +259,16 @@ def hexveil(broker: Mosquitto, configuration: Path, *arguments: str, login: str 
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_positions_reach_kafka_over_tls(encrypted, helsinki, kafka, redis_url, topic_name, monkeypatch):
+def test_positions_reach_kafka_over_tls(encrypted, helsinki, kafka, topic, monkeypatch):
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
-    monkeypatch.setenv("HEXVEIL_REDIS__URL", redis_url)
-    monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic_name)
-    monkeypatch.setenv("HEXVEIL_FEED__NAME", topic_name)  # no other test bound it to a user key in the same Redis
-    asyncio.run(create_topic(kafka, topic_name, PARTITIONS))
-    load_user_key(helsinki.parent / "var" / "user.key")
+    monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic)
     ca = helsinki.parent / "ca.pem"
     with city_that_publishes(encrypted, ca):
         code, output, stderr = hexveil(encrypted, helsinki, "--ca", str(ca), "--topic", "/hfp/#")
     assert code == 0, stderr
     report = json.loads(output)["snapshots"]
     assert report["refused"]["unreadable"] >= 1
-    stored_events = [json.loads(value) for part in asyncio.run(stored(kafka, topic_name)) for _, value in part]
+    stored_events = [json.loads(value) for part in asyncio.run(stored(kafka, topic)) for _, value in part]
     assert len(stored_events) == report["events"] >= 1
     assert stored_events[0]["user"].startswith("55:")
 

@@ -36,14 +36,7 @@ from tests.stream.sources.recordings import feed, gathered
 from tests.support import hourly
 from tests.support.builders import bus_config, riders_config
 from tests.support.environment import environment, write_secret
-from tests.support.feeding import create_topic
-from tests.support.topics_reader import PARTITIONS, stored
-
-
-@pytest.fixture
-async def topic(kafka: str, topic_name: str) -> str:
-    await create_topic(kafka, topic_name, PARTITIONS)
-    return topic_name
+from tests.support.topics_reader import stored
 
 
 async def send(kafka: str, topic: str, blocks: object, pacer: Pacer, **options: object) -> Progress:
@@ -229,9 +222,8 @@ async def post(session: aiohttp.ClientSession, url: str, body: bytes, **headers:
         return answer.status, await answer.json()
 
 
-async def test_what_is_acknowledged_is_in_kafka_and_what_is_refused_is_not(kafka, topic_name, tmp_path):
-    await create_topic(kafka, topic_name, 4)
-    config = bus_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
+async def test_what_is_acknowledged_is_in_kafka_and_what_is_refused_is_not(kafka, topic, tmp_path):
+    config = bus_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic})
     async with receiving(config) as url, aiohttp.ClientSession() as session:
         sound = [event(f"v{k % 3}", time=round(time.time() * 1000) - 1000 * k) for k in range(9)]
         sound[1]["lat"] = "30.2"  # as the service reads it, too
@@ -241,21 +233,20 @@ async def test_what_is_acknowledged_is_in_kafka_and_what_is_refused_is_not(kafka
         status, said = await post(session, url, lines(event("a"), event("b", lat=0.0, lng=0.0), event("c", speed="x")))
         assert status == 422
         assert said["refused"] == [{"event": 1, "reason": "at-origin"}, {"event": 2, "reason": "wrong-type"}]
-    parts = await stored(kafka, topic_name)
+    parts = await stored(kafka, topic)
     messages = [(key, json.loads(value)) for part in parts for key, value in part]
     assert sorted(str(entry) for _, entry in messages) == sorted(str(entry) for entry in sound)
     assert all(key == str(entry["user"]).encode() for key, entry in messages)
 
 
-async def test_under_participation_a_refused_event_does_not_keep_out_those_of_others(kafka, topic_name, tmp_path):
-    await create_topic(kafka, topic_name, 4)
-    config = riders_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
+async def test_under_participation_a_refused_event_does_not_keep_out_those_of_others(kafka, topic, tmp_path):
+    config = riders_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic})
     async with receiving(config) as url, aiohttp.ClientSession() as session:
         wrong, sound = event("a", lat=0.0, lng=0.0), event("b")
         refused = [{"event": 0, "reason": "at-origin"}]
         assert await post(session, url, lines(wrong, sound)) == (202, {"accepted": 1, "refused": refused})
         assert (await post(session, url, lines(wrong)))[0] == 422
-    assert [json.loads(value) for part in await stored(kafka, topic_name) for _, value in part] == [sound]
+    assert [json.loads(value) for part in await stored(kafka, topic) for _, value in part] == [sound]
 
 
 async def test_a_sender_without_the_token_or_beyond_a_bound_is_refused_with_the_reason(tmp_path):

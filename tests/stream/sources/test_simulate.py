@@ -1,6 +1,6 @@
 """The synthetic feed is deterministic and plausible, and has the requested shares of faults. The live city: its budget
-pays for every car, its truth is that of its events, and an incident slows what is near. The simulated agency publishes
-what the adapter reads."""
+pays for every car, its truth is that of its events, and an incident slows what is near; its streets are the roads on
+which vehicles drive."""
 
 import gzip
 import json
@@ -14,6 +14,7 @@ from unittest import mock
 import h3
 import numpy as np
 import pytest
+import shapely
 from typer.testing import CliRunner
 
 from stream.cli import app
@@ -22,9 +23,10 @@ from stream.config import load_config
 from stream.config.feed import FeedConfig
 from stream.config.section import BoundingBox
 from stream.local import REPO_ROOT
-from stream.sources.live_city import LiveCity, Truth
-from stream.sources.network import ARTERIAL, RING, STREET, build_network
-from stream.sources.simulate import GARBAGE, LONGEST_DELAY_S, Faults, Simulation, simulate
+from stream.serve.city.city import read_streets
+from stream.sources.live_city import LiveCity, Truth, crossing, invented_schedule, streets
+from stream.sources.network import site_in
+from stream.sources.simulate import GARBAGE, LONGEST_DELAY_S, Faults, Simulation, simulate, simulated_fleet
 from tests.stream.sources.recordings import AUSTIN
 from tests.support import hourly
 
@@ -105,12 +107,13 @@ def test_a_vehicle_moves_as_far_as_its_speeds_say():
     assert driven == pytest.approx(stated, rel=0.1)
 
 
-def test_every_fix_of_a_clean_feed_lies_in_the_domain_and_arrives_in_order_and_duration_counts_event_time():
-    due, values = run(faults=CLEAN)
+@pytest.mark.parametrize("box", [AUSTIN, {"south": 48.8, "west": 2.3, "north": 48.81, "east": 2.32}])
+def test_every_fix_of_a_clean_feed_lies_in_its_domain_and_arrives_in_order_and_duration_counts_event_time(box):
+    due, values = run(faults=CLEAN, feed=FEED.model_copy(update={"domain": BoundingBox(**box)}))
     assert (np.diff(due) >= 0).all()
     for event in events(values):
-        assert AUSTIN["south"] < event["lat"] < AUSTIN["north"]
-        assert AUSTIN["west"] < event["lng"] < AUSTIN["east"]
+        assert box["south"] < event["lat"] < box["north"]
+        assert box["west"] < event["lng"] < box["east"]
         assert 0 <= event["speed"] < 130
         assert MONDAY <= micros(event) < MONDAY + 3_600_000_000
 
@@ -154,16 +157,6 @@ def test_every_kind_of_garbage_occurs():
         kinds["far-future"] += '"time":"3' in text
         kinds["long-user"] += len(text) > 1000
     assert min(kinds[kind] for kind in GARBAGE) > len(values) / 12
-
-
-def test_the_network_fits_any_box_and_has_every_kind_of_road():
-    for domain in (FEED.domain, BoundingBox(south=48.8, west=2.3, north=48.81, east=2.32)):
-        network = build_network(domain, 16, np.random.default_rng(1))
-        assert domain.south < network.vertex_lat.min() < network.vertex_lat.max() < domain.north
-        assert domain.west < network.vertex_lng.min() < network.vertex_lng.max() < domain.east
-        assert set(network.segment_class.tolist()) == {STREET, ARTERIAL, RING}
-        assert (np.diff(network.vertex_at) >= 0).all()
-        assert (np.diff(network.stop_at) > 0).all()
 
 
 @pytest.mark.parametrize(
@@ -262,4 +255,74 @@ def test_an_incident_takes_more_than_half_of_the_speed_where_it_is(lived):  # ty
     assert all(later["start"] > before["start"] for before, later in pairwise(truth))
 
 
-NOON_US = 1_490_115_600_000_000
+DOMAIN = BoundingBox.model_validate(AUSTIN)
+SIMULATION = Simulation(FEED, 300, 1_710_738_000_000_000)
+SITE = site_in(DOMAIN)
+
+
+def in_metres(lat: np.ndarray, lng: np.ndarray) -> np.ndarray:
+    """Metres east and north of the middle of the city, (n, 2)."""
+    north, east = (lat - SITE.lat) * SITE.km_per_degree[0], (lng - SITE.lng) * SITE.km_per_degree[1]
+    return np.column_stack([east, north]) * 1000
+
+
+def roads_of(seed: int = 1) -> dict[str, shapely.Geometry]:
+    """The roads by name, in metres."""
+    lines = defaultdict(list)
+    for feature in streets(DOMAIN, seed)["features"]:
+        at = np.array(feature["geometry"]["coordinates"])
+        lines[feature["properties"]["name"]].append(shapely.LineString(in_metres(at[:, 1], at[:, 0])))
+    return {name: shapely.union_all(own) for name, own in lines.items()}
+
+
+def test_every_vehicle_drives_on_a_road_of_the_map():
+    roads = shapely.union_all(list(roads_of().values()))
+    shapely.prepare(roads)
+    _, network, _ = simulated_fleet(SIMULATION)
+    driven = shapely.points(in_metres(network.vertex_lat, network.vertex_lng))
+    assert len(driven) > 1_000
+    assert shapely.distance(roads, driven).max() < 5.0
+    other = shapely.union_all(list(roads_of(seed=2).values()))
+    assert shapely.distance(other, driven).max() > 200.0, "another seed has other main roads"
+
+
+def test_a_stop_has_the_name_of_the_crossing_that_the_map_shows_nearest_to_it():
+    roads = roads_of()
+    avenues = [name for name in roads if name.endswith(" Avenue")]
+    numbered = [name for name in roads if name.endswith(" Street")]
+    assert (len(avenues), len(numbered)) == (23, 23)
+    near = 0
+    for stop in list(invented_schedule(SIMULATION).stops.values())[::7]:
+        (point,) = shapely.points(in_metres(np.array([stop.lat]), np.array([stop.lng])))
+        if max(abs(stop.lat - SITE.lat), abs(stop.lng - SITE.lng)) < 0.05:  # where both run past
+            nearest = [min(names, key=lambda name: roads[name].distance(point)) for names in (avenues, numbered)]
+            assert stop.name == " / ".join(name.partition(" ")[0] for name in nearest)
+            near += 1
+    assert near > 20
+    assert crossing(SITE, SITE.lat, SITE.lng) == "Maple / 12th"
+    assert crossing(SITE, 90.0, -180.0) == "Birch / 1st"
+
+
+@pytest.mark.parametrize(
+    ("south", "west", "north", "east"),
+    [
+        (-1, -1, 1, 1),
+        (69, 18, 70, 20),
+        (-90, -180, 90, 180),
+        (89.98, -180, 90, 180),
+        (85, 179.9, 85.4, 180),
+        (10.0, 10.0, 10.000001, 10.000001),
+    ],
+    ids=["equator", "arctic", "world", "pole", "edge", "tiny"],
+)
+def test_any_domain_has_streets_that_the_service_accepts_with_their_names(tmp_path, south, west, north, east):
+    domain = BoundingBox(south=south, west=west, north=north, east=east)
+    made = json.dumps(streets(domain, 1))
+    assert made == json.dumps(streets(domain, 1))
+    assert len(made) < 200_000
+    (tmp_path / "city.geojson").write_text(made)
+    read = read_streets(tmp_path / "city.geojson")
+    assert read.attribution == "An invented city"
+    assert {"Maple Avenue", "12th Street", "Mill Road", "Outer Ring"} <= {
+        feature["properties"]["name"] for feature in read.features
+    }

@@ -1,27 +1,54 @@
-"""A clock that was ahead, of an agency or of one vehicle, silences nobody once it is right, and changes no later speed.
-Snapshots of three buses that drive north at 13.3 km/h, some of whose clocks are ahead."""
+"""Live sources. A clock that was ahead, of an agency or of one vehicle, silences nobody once it is right, and changes
+no later speed. Most vehicles refused are said with the reason, within a minute. While a large document is decoded,
+the event loop goes on; what machines read is JSON alone; ``--speeds`` and ``feed.speeds`` that differ are said."""
 
+from __future__ import annotations
+
+import asyncio
 import json
-from collections.abc import Callable, MutableMapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import numpy as np
 import pytest
+from google.transit import gtfs_realtime_pb2
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
+from stream.cli import app
+from stream.cli.feeding import live_speed_note
+from stream.config.feed import FeedConfig
+from stream.sources import siri
+from stream.sources.delivery import Pacer, Progress, deliver, in_background
 from stream.sources.hfp import HighFrequencyPositions, Publication
+from stream.sources.messages import Messages
+from stream.sources.polling import Poller, PollSettings, poll
 from stream.sources.siri import SiriVehicleMonitoring
-from stream.sources.snapshots import Snapshot
-from stream.sources.timestamps import Judged, TimestampWatch
+from stream.sources.snapshot_events import SnapshotEvents
+from stream.sources.snapshots import IN_FUTURE, Decode, Snapshot, SnapshotError
+from stream.sources.timestamps import Judged, RefusalWatch, TimestampWatch
 from stream.sources.vehicle_positions import GtfsRealtime, decode_snapshot
 from tests.stream.sources.agency import (
+    DELHI,
     FEED,
     HOURS,
     START,
+    Agency,
+    Kept,
     Vehicle,
+    answer,
+    feed_message,
+    fleet,
     reader,
     siri_bytes,
     snapshot_bytes,
 )
+from tests.support import hourly
+from tests.support.builders import bus_config, bus_fleet_file, riders_config
 
 EVERY_S, NORTH = 15, 0.0005
 """Seconds and degrees between two snapshots: 55.6 m, 13.3 km/h."""
@@ -198,3 +225,256 @@ def test_documents_without_vehicles_or_with_news_are_no_trouble():
         at_us = (START + second) * 1_000_000
         assert watch.judged(Judged(fresh=0, behind=0, earlier=0, ahead=0, entries=0), at_us) is None
         assert watch.judged(Judged(fresh=1, behind=0, earlier=4, ahead=0, entries=9), at_us) is None
+
+
+BUS = str(hourly.BUS)
+PATIENCE_S = 30.0
+"""How long a decoder waits for the loop before the test fails; it never waits for so long if the loop goes on."""
+
+
+def waiting_for(turned: threading.Event) -> Decode:
+    """A decoder that is done only after the event loop has turned meanwhile."""
+
+    def decode(body: bytes, received_us: int | None) -> Snapshot:
+        assert turned.wait(PATIENCE_S), "the event loop stood still while a snapshot was decoded"
+        return decode_snapshot(body, received_us)
+
+    return decode
+
+
+async def turning(turned: threading.Event, deliverer: asyncio.Task[None]) -> None:
+    """Let a timer of the loop fire some times, then release the decoder."""
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    turned.set()
+    await deliverer
+
+
+def slow_reader(turned: threading.Event) -> SnapshotEvents:
+    class Slow(SnapshotEvents):
+        def decoder(self, feed: FeedConfig) -> Decode:
+            return waiting_for(turned)
+
+    return Slow(FEED, HOURS)
+
+
+def test_timers_fire_while_an_answer_is_decoded_and_its_events_arrive():
+    turned, kept, settings = threading.Event(), Kept(), PollSettings()
+
+    async def run(url: str) -> None:
+        polling = poll(slow_reader(turned), Poller(url, settings), settings, kept, asyncio.Event(), once=True)
+        await turning(turned, asyncio.create_task(polling))
+
+    with Agency([answer(200, fleet(0, speed=7.0))]) as agency:
+        asyncio.run(run(agency.url))
+    assert len(kept.values) == 3
+
+
+def test_timers_fire_while_a_stored_snapshot_is_decoded_and_errors_keep_their_place():
+    turned, kept = threading.Event(), Kept()
+    slow = slow_reader(turned)
+
+    def stored() -> Iterator[Messages]:
+        yield slow.events(fleet(0, speed=7.0))
+        raise SnapshotError("the second is none")
+
+    async def run() -> None:
+        delivering = deliver(in_background(stored()), kept, Pacer(None), Progress())
+        await turning(turned, asyncio.create_task(delivering))
+
+    with pytest.raises(SnapshotError, match="the second is none"):
+        asyncio.run(run())
+    assert len(kept.values) == 3
+
+
+def test_snapshots_are_read_ahead_while_delivery_is_busy_with_one():
+    third = threading.Event()
+
+    def stored() -> Iterator[Messages]:
+        for number in range(6):
+            if number == 2:
+                third.set()
+            yield Messages(np.full(1, number), [None], [b"%d" % number])
+
+    blocks = in_background(stored())
+    delivered = [next(block for block in blocks if block.values)]
+    assert third.wait(PATIENCE_S), "the third was not read while the first was delivered"
+    delivered += [block for block in blocks if block.values]
+    assert [block.values for block in delivered] == [[b"%d" % number] for number in range(6)]
+
+
+def test_a_document_of_more_elements_than_a_city_needs_costs_no_more_than_the_bound(monkeypatch):
+    monkeypatch.setattr(siri, "MOST_ELEMENTS", 1000)
+    tiny = b"<Siri><VehicleMonitoringDelivery>" + b"<a/>" * 998
+    ends = b"</VehicleMonitoringDelivery></Siri>"
+    assert siri.decode_siri(tiny + ends, None, ZoneInfo("UTC"), 1.0).vehicles == []
+    with pytest.raises(SnapshotError, match="more than 1000 elements"):
+        siri.decode_siri(tiny + b"<a/>" * 5 + ends, None, ZoneInfo("UTC"), 1.0)
+
+
+@pytest.fixture
+def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One event, in a folder whose configuration nobody names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hexveil.toml").write_text(Path(BUS).read_text(encoding="utf-8"), encoding="utf-8")
+    event = {"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}
+    (tmp_path / "day.ndjson").write_text(json.dumps(event) + "\n")
+    return tmp_path / "day.ndjson"
+
+
+def test_the_summary_of_a_release_is_json_alone_and_never_among_releases(day):
+    command = ["replay", str(day), "--offline", "--json"]
+    apart = CliRunner().invoke(app, [*command, "--out", "releases.ndjson"])
+    assert json.loads(apart.stdout)["events"] == 1
+    assert apart.stderr == ""
+    mixed = CliRunner().invoke(app, command)
+    assert all("topic" in json.loads(line) for line in mixed.stdout.splitlines())
+    assert json.loads(mixed.stderr)["error"] is None
+    far = day.with_name("far.ndjson")
+    far.write_text(day.read_text().replace("30.2", "50.2"))
+    unused = CliRunner().invoke(app, ["replay", str(far), *command[2:], "--out", "far-out.ndjson"])
+    assert (unused.exit_code, unused.stdout) == (2, ""), "a refusal is a sentence on stderr and an exit code"
+
+
+def test_the_summary_of_snapshots_is_json_alone(day):
+    stored = day.parent / "stored"
+    stored.mkdir()
+    for step in range(2):
+        (stored / f"{step}.pb").write_bytes(fleet(step, speed=7.0))
+    (stored / "2.pb").write_bytes(b"<html>")
+    done = CliRunner().invoke(app, ["gtfs-rt", str(stored), "--out", "events.ndjson", "--json"])
+    report = json.loads(done.stdout)
+    assert (done.exit_code, done.stderr) == (1, "")
+    assert report["snapshots"]["events"] == 6
+    assert "2.pb" in report["problems"][0]
+    assert "public" in report["notes"][0]
+    piped = CliRunner().invoke(app, ["gtfs-rt", str(stored), "--out", "-", "--json"])
+    assert len([json.loads(line)["user"] for line in piped.stdout.splitlines()]) == 6
+    assert json.loads(piped.stderr)["snapshots"]["events"] == 6
+
+
+def document(step: int, change: Callable[[gtfs_realtime_pb2.FeedEntity], None], vehicles: int = 20) -> bytes:
+    """A snapshot of so many vehicles, each of which ``change`` may spoil."""
+    seconds = START + EVERY_S * step
+    message = feed_message([(f"bus-{n}", seconds, 28.6, 77.2, 5.0) for n in range(vehicles)], seconds)
+    for entity in message.entity:
+        change(entity)
+    body: bytes = message.SerializeToString()
+    return body
+
+
+def in_milliseconds(entity: gtfs_realtime_pb2.FeedEntity) -> None:
+    entity.vehicle.timestamp *= 1000
+
+
+def without_a_name(entity: gtfs_realtime_pb2.FeedEntity) -> None:
+    entity.vehicle.ClearField("vehicle")
+
+
+def at_the_origin(entity: gtfs_realtime_pb2.FeedEntity) -> None:
+    entity.vehicle.position.latitude = entity.vehicle.position.longitude = 0
+
+
+def trip_update(entity: gtfs_realtime_pb2.FeedEntity) -> None:
+    entity.ClearField("vehicle")
+    entity.trip_update.trip.trip_id = "7"
+
+
+def warned(change: Callable[[gtfs_realtime_pb2.FeedEntity], None], seconds: int, vehicles: int = 20) -> list[str]:
+    source = reader("reported")
+    with capture_logs() as logs:
+        for step in range(seconds // EVERY_S + 1):
+            source.events(document(step, change, vehicles), (START + EVERY_S * step) * 1_000_000)
+    assert all(log["log_level"] == "warning" for log in logs)
+    return [log["event"] for log in logs]
+
+
+@pytest.mark.parametrize("vehicles", [4, 20, 2_000])
+@pytest.mark.parametrize(
+    ("change", "reason", "remedy"),
+    [
+        (in_milliseconds, "time-no-epoch-seconds", "as milliseconds are"),
+        (without_a_name, "no-vehicle-id", "does not name its vehicles"),
+        (at_the_origin, "no-place", "exactly 0, 0"),
+        (trip_update, "no-vehicle", "address of its vehicle positions"),
+    ],
+)
+def test_a_feed_that_gives_no_event_is_said_within_a_minute_with_the_remedy(change, reason, remedy, vehicles):
+    sentences = warned(change, 60, vehicles)
+    assert [sentence.split(":")[0] for sentence in sentences] == [f"most vehicles are refused as {reason}"]
+    assert remedy in sentences[0]
+    assert "bus-" not in sentences[0]
+
+
+def test_it_is_said_again_after_five_minutes_and_not_before():
+    assert [len(warned(in_milliseconds, seconds)) for seconds in (290, 900)] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "concerned"),
+    [
+        (trip_update, (1, 2, 3)),
+        (at_the_origin, (0, 1)),
+        (lambda entity: setattr(entity, "is_deleted", True), (0, 1, 2, 3)),
+        (lambda entity: None, ()),
+    ],
+    ids=["trip updates beside vehicles", "half refused", "all deleted", "sound"],
+)
+def test_some_that_are_refused_or_anything_else_than_refused_vehicles_is_no_trouble(change, concerned):
+    assert warned(lambda entity: change(entity) if int(entity.id) % 4 in concerned else None, 600) == []
+
+
+def test_messages_of_a_broker_are_judged_together():
+    source = HighFrequencyPositions(FEED, HOURS)
+    wrong = [Publication(f"/hfp/v1/journey/ongoing/bus/0018/{n:05}/1/2/x", b"{}") for n in range(60)]
+    with capture_logs() as logs:
+        for second in range(3):
+            source.of(wrong, (START + second) * 1_000_000)
+    assert [log["event"] for log in logs] == ["most vehicles are refused as unreadable"]
+
+
+def test_timestamps_ahead_are_left_to_those_who_judge_clocks():
+    watch = RefusalWatch()
+    assert all(watch.judged(1, Counter({IN_FUTURE: 500}), START * 1_000_000 + at) is None for at in range(300))
+
+
+CONFIGURED = (None, "reported", "missing", "derived")
+DERIVED = {0: "reported", 1: "missing", 2: "derived"}
+"""The source by the number of derived speeds of :func:`snapshots`."""
+
+
+@pytest.fixture
+def snapshots(tmp_path: Path) -> Path:
+    """Two vehicles at two times, one of which reports its speed."""
+    folder = tmp_path / "snapshots"
+    folder.mkdir()
+    for step in range(2):
+        fixes = [(name, START + 30 * step, 28.6 + 0.002 * step, 77.2, v) for name, v in (("a", 8.0), ("b", None))]
+        (folder / f"{step}.pb").write_bytes(snapshot_bytes(fixes, START + 30 * step))
+    return folder
+
+
+@pytest.mark.parametrize("given", CONFIGURED)
+@pytest.mark.parametrize("configured", CONFIGURED)
+def test_a_live_command_obeys_its_option_then_the_configuration_and_says_each_mismatch(
+    configured, given, snapshots, tmp_path
+):
+    file = bus_fleet_file(tmp_path, DELHI)
+    command = ["gtfs-rt", str(snapshots), "--config", str(file), "--out", str(tmp_path / "events.ndjson"), "--json"]
+    environment = {} if configured is None else {"HEXVEIL_FEED__SPEEDS": configured}
+    done = CliRunner().invoke(app, [*command, *([] if given is None else ["--speeds", given])], env=environment)
+    assert done.exit_code == 0, done.stderr
+    report = json.loads(done.stdout)
+    used = DERIVED[report["snapshots"]["derived"]]
+    assert used == (given or configured or "missing")
+    hint = f"feed.speeds is {configured or 'reported'!r}, and hexveil check, the dashboard and /api/v1/feeds say"
+    is_said = [hint in note and f"set feed.speeds to {used!r}" in note for note in report["notes"]]
+    assert any(is_said) == (used != (configured or "reported"))
+
+
+def test_a_mismatch_is_said_under_participation_too(tmp_path):
+    for config in (riders_config(tmp_path), bus_config(tmp_path)):
+        note = live_speed_note(config, "derived")
+        assert note is not None
+        assert "set feed.speeds to 'derived'" in note
+        assert live_speed_note(config, "reported") is None
