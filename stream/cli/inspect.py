@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shlex
 import shutil
@@ -16,11 +17,13 @@ import typer
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import iso
-from stream.cli.options import AsJson, ConfigFile, Force, choose_config, require_new, stop, write_text
+from stream.cli.options import AsJson, ConfigFile, Force, check_plot, choose_config, require_new, stop, write_text
 
 if TYPE_CHECKING:
     from stream.config import Config
     from stream.diagnosis.inspection import Inspection, Suggestion
+    from stream.diagnosis.measures import Measures
+    from stream.diagnosis.reading import Observations
 
 
 NOT_PRIVATE = (
@@ -43,6 +46,9 @@ def command(
             help="Relation of --write. values: scheduled transport; participation: private cars, taxis, riders."
         ),
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw a map and histograms into this file (PNG, SVG or PDF).")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Look at so many fixes at most.")] = 1_000_000,
     force: Force = False,
     config: ConfigFile = None,
@@ -55,6 +61,8 @@ def command(
         )
     if write is not None:
         require_new(write, force=force)
+    if plot is not None:
+        check_plot(plot)
     from stream.config import load_config
     from stream.sources.recording import together
 
@@ -62,6 +70,11 @@ def command(
     source = sources[0] if len(sources) == 1 else str(together(list(map(Path, sources))))
     report = _inspected(source, limit, given, config)
     _report(report, sources, config, as_json)
+    if plot is not None:
+        try:
+            _plot_feed(report.seen, report.measures, plot)
+        except OSError as error:
+            stop(f"cannot write {plot}: {error}")
     if write is not None and relation is not None:
         _write(write, relation, report.suggestions)
 
@@ -189,6 +202,42 @@ def _facts(report: Inspection) -> list[tuple[str, str]]:
         fits = f"; agrees in {', '.join(speeds.fits)}" if speeds.fits else "; agrees in no unit"
         facts.append(("positions", f"{speeds.derived_kmh:.1f} km/h in the mean over {speeds.pairs} steps{fits}"))
     return facts
+
+
+_BINS = 60
+
+
+def _plot_feed(seen: Observations, measures: Measures, path: Path) -> None:
+    """Draw where the fixes are, how far apart in time, how fast."""
+    import numpy as np  # slow to import, as matplotlib is
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 5), layout="constrained")
+    places, intervals, speeds = figure.subplots(1, 3)
+    figure.suptitle("NOT PRIVATE: true positions and speeds", color="firebrick", fontweight="bold")
+    if measures.box is not None:
+        south, west, north, east = measures.box
+        counts = places.hist2d(
+            np.where((west > east) & (seen.lng < west), seen.lng + 360, seen.lng),
+            seen.lat,
+            bins=_BINS,
+            range=((west, max(east + 360 * (west > east), west + 1e-3)), (south, max(north, south + 1e-3))),
+            cmin=1,
+        )
+        figure.colorbar(counts[3], ax=places, shrink=0.8, label="fixes")
+        places.locator_params(axis="x", nbins=4)
+        places.set_aspect(1 / max(math.cos(math.radians((south + north) / 2)), 0.05))
+    places.set(title=f"{measures.fixes} fixes of {measures.vehicles} vehicles", xlabel="longitude", ylabel="latitude")
+    order = np.lexsort((seen.time_us, seen.user))
+    gaps = np.diff(seen.time_us[order])[np.diff(seen.user[order]) == 0] / 1e6
+    intervals.hist(np.clip(gaps[gaps > 0], 0, 600), bins=_BINS, color="steelblue")
+    intervals.set(title="time between fixes of a vehicle", xlabel="seconds, 600 and more in the last bar")
+    known = seen.speed[np.isfinite(seen.speed)]
+    if len(known):
+        top = float(np.quantile(known, 0.995)) or 1.0
+        speeds.hist(np.clip(known, 0, top), bins=_BINS, color="steelblue")
+    speeds.set(title="reported speeds", xlabel="in the feed's own unit")
+    figure.savefig(path)
 
 
 def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) -> None:

@@ -319,6 +319,15 @@ def test_where_speeds_are_absent_or_wrong_what_is_written_derives_them(kind, spe
     assert "a derived speed is public as well and is not protected" in checked.stdout
 
 
+def test_a_map_and_histograms_are_drawn_that_say_they_are_not_private(tmp_path):
+    day, drawn = write_day(tmp_path / "day.ndjson", "ndjson"), tmp_path / "feed.svg"
+    assert CliRunner().invoke(app, ["inspect", str(day), "--plot", str(drawn)]).exit_code == 0
+    assert "<!-- NOT PRIVATE" in drawn.read_text()
+    refused = CliRunner().invoke(app, ["inspect", str(day), "--plot", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "cannot write" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("tenth", "others", "fate"),
     [(36, 36, "count as 0 under"), (None, 36, "count as 0 under"), (900, 900, "are not read")],
