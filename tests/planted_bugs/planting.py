@@ -11,7 +11,7 @@ from stream.local import REPO_ROOT
 from tests.planted_bugs.bugs import Bug
 
 PASSED = "passed"
-_PARTS = ("dpcore", "stream", "config", "tests", "bench", "research", "docs", "pyproject.toml", "README.md")
+PARTS = ("dpcore", "stream", "config", "examples", "tests", "bench", "research", "docs", "pyproject.toml", "README.md")
 _SECONDS = 3600
 """Longest run of pytest: minutes on a free machine, and many times that beside other work."""
 _PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -22,7 +22,7 @@ def copy_tree(to: Path) -> Path:
     them."""
     skipped = shutil.ignore_patterns("node_modules", ".*_cache")
     to.mkdir(parents=True)
-    for name in _PARTS:
+    for name in PARTS:
         part = REPO_ROOT / name
         if part.is_dir():
             shutil.copytree(part, to / name, ignore=skipped, copy_function=_link)

@@ -6,7 +6,7 @@ import pytest
 
 from stream.local import REPO_ROOT
 from tests.planted_bugs.bugs import BUGS, QUICK
-from tests.planted_bugs.planting import copy_tree, noticed
+from tests.planted_bugs.planting import PARTS, copy_tree, noticed
 
 
 def test_the_text_that_a_planted_bug_replaces_stands_once_in_its_file():
@@ -14,6 +14,7 @@ def test_the_text_that_a_planted_bug_replaces_stands_once_in_its_file():
     for bug in BUGS:
         assert (REPO_ROOT / bug.file).read_text(encoding="utf-8").count(bug.before) == 1
         assert (REPO_ROOT / bug.test).exists()
+        assert bug.file.partition("/")[0] in PARTS, "its copy holds no such file"
 
 
 def test_there_are_at_least_forty_planted_bugs_and_no_name_twice():
