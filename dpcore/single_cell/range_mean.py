@@ -97,7 +97,7 @@ class RangePlan:
     """Public part of a mean over a private range; integers in 1/GRID quantum.
 
     ``sensitivities``: shape (L,), most that each user moves their array's average, before the range narrows it. The
-    range costs ``range_micro`` in all, the mean ``mean_micro``. ``narrowest``: smallest range that can be drawn.
+    range costs ``range_micro`` in all, the mean ``mean_micro``.
     ``charges``: µε (L,), an upper bound over every range that can be drawn. ``bias_bound``: quanta, over every range as
     well. ``half_bin``: τ. ``rank``: lower quantile in tenths of an array. ``predicted_error``: quanta, see
     :class:`AutoMean`.
@@ -110,7 +110,6 @@ class RangePlan:
     mean_micro: int
     half_bin: int
     rank: int
-    narrowest: int
     charges: IntArray
     grouping_bias: float
     bias_bound: float
@@ -174,7 +173,6 @@ def _range_plan(
         mean_micro=mean_micro,
         half_bin=_concentration(upper, grouping),
         rank=rank,
-        narrowest=narrowest,
         charges=charges,
         grouping_bias=bias,
         bias_bound=min(float(upper), bias + upper - narrowest / GRID),
