@@ -69,9 +69,10 @@ class Window:
 
     T remembered cells and S released ones inform the others. ``past_mean``, ``past_variance``: (T,), the lasting
     deviation of each by its own history; ``passing``, ``passing_variance``: (C,), the passing one of the window's
-    cells; ``seen``: (S,), positions of the released ones among them;
-    ``distance``: (T + C, T + S) in km, and whether two of them are the ``same`` cell. ``design``: (C, 1 + k), how level
-    and effects enter each mean; ``trend`` (1 + k,) and its covariance: level and effects before the window.
+    cells, ``precision``: (C,), how much their own history says of the lasting one; ``seen``: (S,), positions of the
+    released ones among them; ``distance``: (T + C, T + S) in km, and whether two of them are the ``same`` cell.
+    ``design``: (C, 1 + k), how level and effects enter each mean; ``trend`` (1 + k,) and its covariance: level and
+    effects before the window.
     """
 
     releases: Releases
@@ -79,6 +80,7 @@ class Window:
     past_variance: FloatArray
     passing: FloatArray
     passing_variance: FloatArray
+    precision: FloatArray
     seen: IntArray
     distance: FloatArray
     same: npt.NDArray[np.bool_]
@@ -98,7 +100,7 @@ class Window:
             releases,
             past.shift[remembered] / past.precision[remembered],
             1 / past.precision[remembered],
-            *_passing(past, releases, upper, d),
+            *_own_past(past, releases, upper, d),
             seen,
             *_relations(past, remembered, releases, seen),
             np.column_stack([np.ones(len(weight)), releases.covariates - weight @ releases.covariates]),
@@ -207,12 +209,17 @@ def _returned_to_profile(
     return trend, past.trend_covariance - np.outer(gain, past.trend_covariance[0])
 
 
-def _passing(past: SmoothingState, releases: Releases, upper: float, d: Dynamics) -> tuple[FloatArray, FloatArray]:
-    """(Mean, variance) of the passing deviation of each of the window's cells, (C,), by its past."""
-    mean, variance = np.zeros(len(releases.cells)), np.full(len(releases.cells), (d.passing * upper) ** 2)
+def _own_past(
+    past: SmoothingState, releases: Releases, upper: float, d: Dynamics
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(Mean, variance) of the passing deviation of each of the window's cells, and the precision of the lasting one,
+    (C,), by its past."""
+    count = len(releases.cells)
+    mean, variance, precision = np.zeros(count), np.full(count, (d.passing * upper) ** 2), np.zeros(count)
     now, before = np.intersect1d(releases.cells, past.cells, assume_unique=True, return_indices=True)[1:]
     mean[now], variance[now] = past.passing[before], past.passing_variance[before]
-    return mean, variance
+    precision[now] = past.precision[before]
+    return mean, variance, precision
 
 
 def priors_of(window: Window, d: Dynamics) -> list[Prior]:

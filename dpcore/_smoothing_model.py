@@ -48,6 +48,11 @@ class Dynamics:
     usual: float = USUAL
     quiet: float = QUIET
 
+    @property
+    def lasting(self) -> float:
+        """Variance of a cell's lasting deviation before any window, a share of U²."""
+        return max(self.field) ** 2 + self.own**2
+
 
 @dataclass(frozen=True)
 class SmoothingState:

@@ -95,7 +95,7 @@ def smooth(
     window = Window.of(past, releases, _recalled(state, hours, hour_of_day), upper, d)
     priors = priors_of(window, d)
     posterior, prediction = averaged(fits_of(window, priors, d), d)
-    away = _apart(past, releases, upper, d)
+    away = _apart(window, d)
     observed = Observed(releases.means, releases.scales, releases.events, releases.normal, away)
     calibration = past.calibration.after(prediction, observed)
     profile, profile_variance = past.profile.copy(), past.profile_variance.copy()
@@ -154,16 +154,14 @@ def foretell(
     window = Window.of(past, nothing, _recalled(state, hours, hour_of_day), upper, d)
     posterior, _ = averaged(fits_of(window, priors_of(window, d), d), d)
     factors = past.calibration.factors[class_of(at.events)]
-    variance = posterior.variance * factors + _apart(past, at, upper, d)
+    variance = posterior.variance * factors + _apart(window, d)
     return Foretold(np.clip(posterior.value, 0.0, upper), np.sqrt(variance))
 
 
-def _apart(past: SmoothingState, at: Releases, upper: float, d: Dynamics) -> FloatArray:
+def _apart(window: Window, d: Dynamics) -> FloatArray:
     """Variance of how far the cells lie apart, (C,), as far as their own past leaves it open."""
-    precision = np.zeros(len(at.cells))
-    now, before = np.intersect1d(at.cells, past.cells, assume_unique=True, return_indices=True)[1:]
-    precision[now] = past.precision[before]
-    return apart(at.events, d.quiet, upper, 1 / (1 + precision * (max(d.field) ** 2 + d.own**2) * upper**2))
+    left = 1 / (1 + window.precision * d.lasting * window.upper**2)
+    return apart(window.releases.events, d.quiet, window.upper, left)
 
 
 def _recalled(state: SmoothingState | None, hours: float, hour_of_day: int) -> int | None:
@@ -262,6 +260,5 @@ def _remembered(
 
 def _informative(precision: FloatArray, upper: float, d: Dynamics) -> IntArray:
     """Ascending positions of the cells that are remembered."""
-    assumed = (max(d.field) ** 2 + d.own**2) * upper**2
-    kept = np.flatnonzero(precision * assumed >= FORGOTTEN)
+    kept = np.flatnonzero(precision * (d.lasting * upper**2) >= FORGOTTEN)
     return np.sort(kept[np.argsort(-precision[kept], kind="stable")[:MOST_CELLS]])
