@@ -219,10 +219,8 @@ class Hexagons:
         known = known_window(self._view, window, feed)
         key = key_of("hexagons", known.tag, bbox, resolution, shape)
         summary, values = known.described().summary, known.in_order()
-        is_whole, map_of_feed = (
-            bbox is None and resolution is None,
-            msgspec.json.encode(self._described.get(feed, {}).get("map")),
-        )
+        is_whole = bbox is None and resolution is None
+        map_of_feed = msgspec.json.encode(self._described.get(feed, {}).get("map"))
 
         def make() -> bytes:
             cells = cells_of(values)
