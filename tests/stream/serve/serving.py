@@ -58,6 +58,14 @@ async def ready(client: TestClient) -> None:
     raise AssertionError("the service never caught up")
 
 
+async def json_of(client: TestClient, path: str, status: int = 200) -> Any:
+    """What the answer to this path says, which has the status."""
+    async with client.get(path) as answer:
+        body = await answer.json(content_type=None)
+        assert answer.status == status, (path, body)
+        return body
+
+
 def origin_of(client: TestClient) -> str:
     """Address of the service without a path."""
     return str(client.make_url("/")).rstrip("/")
