@@ -23,16 +23,7 @@ from stream.config import Config
 from stream.config.public_cells import public_cells
 from stream.messages.chain import ChainError, Signer, SigningKeyError, continued, decode_link, encode_link
 from stream.messages.message import Message, decode_outbox, encode_outbox
-from stream.statistics.plan import (
-    Allowance,
-    Due,
-    Plan,
-    PlanError,
-    decode_plan,
-    encode_plan,
-    require_storable_plan,
-    spendable,
-)
+from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan, spendable
 from stream.statistics.window_release import Drawn, WindowStatistics
 from stream.statistics.window_rows import WindowRows
 from stream.storage.ledger import AlreadyReleasedError, Ledger, LedgerError, TermsError
@@ -80,6 +71,35 @@ class SlotRows(Protocol):
 
     async def drop_rows(self, slot: int) -> None:
         """Delete the rows of the slot."""
+
+
+class Statistics(Protocol):
+    """The pure steps of a window, as :class:`stream.statistics.window_release.WindowStatistics`: all that closing knows
+    of what is released.
+    """
+
+    @property
+    def terms(self) -> Terms:
+        """The terms of windows that are planned now."""
+
+    @property
+    def may_withhold(self) -> bool:
+        """Whether it may be published that no plan of a window could be made."""
+
+    def arrange(self, rows: NDArray[np.void], window: Window) -> WindowRows:
+        """The rows of ``window``, sorted."""
+
+    def plan(self, rows: WindowRows, due: Due, allowance: Allowance, memory: bytes = b"") -> Plan:
+        """The plan of the window that is ``due``."""
+
+    def withhold(self, due: Due, budget: int) -> Plan | None:
+        """The plan of a withheld window; None if it must not be withheld publicly."""
+
+    def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
+        """The drawn window; None for a withheld one."""
+
+    def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:
+        """All messages of a window and the memory after it."""
 
 
 class Publisher(Protocol):
@@ -144,7 +164,7 @@ class ReleaseProtocol:
     how many of them do not count and why.
     """
 
-    statistics: WindowStatistics
+    statistics: Statistics
     redis: Redis
     rows: SlotRows
     ledger: Ledger
@@ -274,14 +294,8 @@ class ReleaseProtocol:
 
     async def plan(self, window: Window, rows: WindowRows | None) -> StoredPlan:
         """Make and store a plan of ``window``. If another worker stored one meanwhile, that plan is returned."""
-        plan = await self.make(window, rows, NOBODY)
-        stored = encode_plan(plan)
-        try:
-            with content_of(window.start, "the plan"):
-                require_storable_plan(len(stored))
-        except ContentError as error:
-            stored = encode_plan(self._withhold(plan.due, plan.budget, error))
-        return self._checked(await self.store.store_plan(window.start, stored))
+        plan = encode_plan(await self.make(window, rows, NOBODY))
+        return self._checked(await self.store.store_plan(window.start, plan))
 
     async def replaced(
         self, window: Window, rows: WindowRows | None, planned: StoredPlan, refused: IdArray
@@ -312,9 +326,8 @@ class ReleaseProtocol:
         if rows is None:
             return self._withhold(due, allowed, None)
         users = rows.counts.users
-        left = allowed - await self.ledger.spent(due.period.key, users, besides=window.start)
-        left = spendable(left, users, due, allowed)
-        left = np.minimum(left, await self.ledger.left_of_block(due.period, users, besides=window.start))
+        left, of_block = await self.ledger.unspent(due.period, users, allowed, besides=window.start)
+        left = np.minimum(spendable(left, users, due, allowed), of_block)
         left[np.isin(users, refused)] = 0
         memory = await self.store.memory()
         try:

@@ -37,24 +37,6 @@ class TooLargeError(ValueError):
     """A window that could be drawn and charged, but not stored."""
 
 
-def require_storable(cells: int) -> None:
-    """Raise :class:`TooLargeError` for more cells than :data:`MOST_CELLS`."""
-    if cells > MOST_CELLS:
-        raise TooLargeError(
-            f"the window has {cells} cells, and Redis can store the messages of {MOST_CELLS}; nobody was charged. "
-            "Lower hexagons.resolution or window.slot, or narrow feed.domain"
-        )
-
-
-def require_storable_plan(size: int) -> None:
-    """Raise :class:`TooLargeError` for a plan of more bytes than :data:`LARGEST_VALUE`."""
-    if size > LARGEST_VALUE:
-        raise TooLargeError(
-            f"the plan of the window takes {size} bytes, and Redis can store {LARGEST_VALUE}; nobody was charged. "
-            "Lower hexagons.resolution or window.slot, or split the feed"
-        )
-
-
 NO_IDS: IdArray = np.zeros(0, dtype=np.uint64)
 NO_INTEGERS: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -282,6 +264,20 @@ def decode_plan(blob: bytes) -> Plan:
             f"a stored plan cannot be read ({error}); nothing was drawn. If a newer version made it, upgrade this "
             "worker; otherwise restore Redis from its append-only file"
         ) from None
+
+
+def require_storable(plan: Plan) -> None:
+    """Raise :class:`TooLargeError` for more cells than :data:`MOST_CELLS` or more bytes than :data:`LARGEST_VALUE`."""
+    if len(plan.cells) > MOST_CELLS:
+        raise TooLargeError(
+            f"the window has {len(plan.cells)} cells, and Redis can store the messages of {MOST_CELLS}; nobody was "
+            "charged. Lower hexagons.resolution or window.slot, or narrow feed.domain"
+        )
+    if (size := len(encode_plan(plan))) > LARGEST_VALUE:
+        raise TooLargeError(
+            f"the plan of the window takes {size} bytes, and Redis can store {LARGEST_VALUE}; nobody was charged. "
+            "Lower hexagons.resolution or window.slot, or split the feed"
+        )
 
 
 def counts_digest(counts: Counts) -> str:

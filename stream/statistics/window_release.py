@@ -127,7 +127,7 @@ class WindowStatistics:
         Raises :class:`stream.statistics.plan.TooLargeError`.
         """
         plan = plan_window(rows, due, allowance, self.cells, decode_memory(memory))
-        require_storable(len(plan.cells))
+        require_storable(plan)
         return plan
 
     def withhold(self, due: Due, budget: int) -> Plan | None:

@@ -301,17 +301,18 @@ class Ledger(OfFeed):
                     spent[part] += sign * np.array([int(value or 0) for value in stored], dtype=np.int64)
         return spent
 
-    async def left_of_block(self, period: Period, users: IdArray, *, besides: int) -> IntArray:
-        """Units that each of ``users`` may still spend in the block of ``period``, shape (L,); without a horizon no
-        limit.
+    async def unspent(self, period: Period, users: IdArray, budget: int, *, besides: int) -> tuple[IntArray, IntArray]:
+        """Units that each of ``users`` has left of ``budget`` in ``period``, and in its block, shape (L,) each; without
+        a horizon a block has no limit.
 
         What they paid in the window ``besides`` (a slot) counts as not spent.
         """
-        if period.block is None:
-            return np.full(len(users), np.iinfo(np.int64).max)
-        budget = (await self.terms(period.block.key)).budget
-        allowed = period.block.budget if budget is None else min(budget, period.block.budget)
-        return allowed - await self.spent(period.block.key, users, besides=besides)
+        left = budget - await self.spent(period.key, users, besides=besides)
+        if (block := period.block) is None:
+            return left, np.full(len(users), np.iinfo(np.int64).max)
+        known = (await self.terms(block.key)).budget
+        allowed = block.budget if known is None else min(known, block.budget)
+        return left, allowed - await self.spent(block.key, users, besides=besides)
 
     async def charge(
         self,

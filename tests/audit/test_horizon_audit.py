@@ -43,8 +43,7 @@ async def admitted(redis: Redis, history: History, slotting: Slotting = SLOTTING
     generation, paid = await ledger.start_generation(birth=0), []
     for slot, wanted in zip(WINDOWS, history, strict=True):
         period = slotting.period_of(slot)
-        left = BUDGET - await ledger.spent(period.key, USER, besides=slot)
-        left = np.minimum(left, await ledger.left_of_block(period, USER, besides=slot))
+        left = np.minimum(*await ledger.unspent(period, USER, BUDGET, besides=slot))
         charge = wanted if left[0] >= GRANT else 0
         if charge:
             assert not len(await ledger.charge(slot, period, generation, USER, np.array([charge]), BUDGET))
@@ -87,7 +86,7 @@ async def test_the_block_is_charged_in_the_same_call_and_refuses_where_it_is_spe
     assert refused.tolist() == [7], "4 of 7 were spent"
     assert (await ledger.spent(second.key, users, besides=0)).tolist() == [0, 4], "the period pays nothing alone"
     assert (await ledger.spent(first.block.key, users, besides=0)).tolist() == [4, 5]
-    assert (await ledger.left_of_block(second, users, besides=WINDOWS[2])).tolist() == [3, 6]
+    assert (await ledger.unspent(second, users, BUDGET, besides=WINDOWS[2]))[1].tolist() == [3, 6]
 
 
 async def test_a_block_keeps_the_lowest_budget_that_it_was_ever_given(redis):
