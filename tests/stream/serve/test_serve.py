@@ -123,11 +123,10 @@ def test_old_windows_are_forgotten_in_the_order_of_their_markers_and_stay_so(tmp
     assert outcomes(view, [Arrival(made[0].topic, "late", days[0][0].value, 0)]) == ["forgotten"]
 
 
-async def test_the_api_serves_what_the_topics_hold(kafka, tmp_path, topic_name):
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    *cells, marker = released(tmp_path, **overrides)
+async def test_the_api_serves_what_the_topics_hold(tmp_path, own_feed):
+    *cells, marker = released(tmp_path, **own_feed)
     rubbish = cells[0]._replace(value=b"rubbish")
-    async with serving(bus_config(tmp_path, **overrides), (*cells, cells[0], rubbish, marker)) as client:
+    async with serving(bus_config(tmp_path, **own_feed), (*cells, cells[0], rubbish, marker)) as client:
         (listed,) = (await json_of(client, "/api/v1/windows"))["windows"]
         assert listed["complete"]
         start = listed["window"]["start"]

@@ -240,11 +240,11 @@ async def test_reading_joins_no_group_and_refused_bytes_are_counted(tmp_path):
         await admin.close()
 
 
-async def test_a_service_that_no_longer_reads_says_so(kafka, tmp_path, topic_name, monkeypatch):
+async def test_a_service_that_no_longer_reads_says_so(tmp_path, monkeypatch, own_feed):
     async def fail(_: TopicSource, __: object) -> None:
         raise RuntimeError("planted")
 
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+    config = bus_config(tmp_path, **own_feed)
     async with serving(config) as client:
         assert (await client.get("/healthz")).status == 200
     monkeypatch.setattr(TopicSource, "run", fail)

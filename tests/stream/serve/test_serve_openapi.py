@@ -57,8 +57,8 @@ async def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-async def test_the_document_is_valid_and_describes_every_path_that_is_served(kafka, tmp_path, topic_name):
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+async def test_the_document_is_valid_and_describes_every_path_that_is_served(tmp_path, own_feed):
+    config = bus_config(tmp_path, **own_feed)
     async with serving(config) as client:
         document = await document_of(client)
         validate(document)
@@ -80,12 +80,11 @@ async def test_the_document_is_valid_and_describes_every_path_that_is_served(kaf
             assert "example" in parameter
 
 
-async def test_a_generated_client_reads_what_was_released(kafka, tmp_path, topic_name, monkeypatch):
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    messages, _ = with_histograms(tmp_path, overrides)
+async def test_a_generated_client_reads_what_was_released(tmp_path, monkeypatch, own_feed):
+    messages, _ = with_histograms(tmp_path, own_feed)
     values = [message.value for message in messages if message.topic == HEXAGON_SPEED]
     released = [json.loads(with_estimates(value, cell)) for value, cell in zip(values, cells_of(values), strict=True)]
-    async with serving(bus_config(tmp_path, **overrides), messages) as client:
+    async with serving(bus_config(tmp_path, **own_feed), messages) as client:
         (tmp_path / "openapi.json").write_text(json.dumps(await document_of(client)))
         (tmp_path / "generator.yml").write_text(GENERATOR)
         command = "generate --path openapi.json --config generator.yml --fail-on-warning --output-path made"
@@ -122,11 +121,10 @@ def read_with_the_generated_client(base: str, released: list[dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize("examples", nightly_but([1], [1, 6]))
-async def test_a_fuzzer_finds_no_answer_that_the_document_does_not_allow(kafka, tmp_path, topic_name, examples):
+async def test_a_fuzzer_finds_no_answer_that_the_document_does_not_allow(tmp_path, examples, own_feed):
     """Requests per path and phase: one in every run."""
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    messages, _ = with_histograms(tmp_path, overrides)
-    async with serving(bus_config(tmp_path, **overrides | city_files(tmp_path)), messages) as client:
+    messages, _ = with_histograms(tmp_path, own_feed)
+    async with serving(bus_config(tmp_path, **own_feed | city_files(tmp_path)), messages) as client:
         output = await run(
             "-m",
             "schemathesis.cli",
