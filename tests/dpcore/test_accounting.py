@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize
 
 from dpcore.accounting import NANO, epsilon_of_rho, gaussian_losses, gaussian_ratio, rho_of, rho_of_pure
 from dpcore.errors import OverflowBoundError, ParameterError
 from dpcore.gaussian_allocation import allocate_gaussian
-from tests.dpcore.programs import from_dense, matrices, overcharged
+from tests.dpcore.programs import from_dense, matrices, optimum, overcharged
 
 
 def test_a_scale_never_falls_short_of_its_rho_and_wastes_next_to_nothing():
@@ -94,21 +93,10 @@ def test_scales_are_within_a_thousandth_of_the_optimum_which_a_general_solver_fi
         matrix = rng.integers(0, 30, (4, 6))
         matrix[:, 0] += 1
         weight, beta = rng.uniform(1, 5, 4), rng.integers(10**8, 10**9, 6)
-        even = 1 / (np.square(matrix) / (2e-9 * beta)).sum(axis=0).max() / np.ones(4)
-        solution = optimize.minimize(
-            lambda z, w=weight, e=even: float((w * (e * z) ** -0.5).sum()),
-            np.ones(4),
-            bounds=[(1e-3, None)] * 4,
-            constraints={
-                "type": "ineq",
-                "fun": lambda z, m=matrix, b=beta, e=even: 1 - (m.T**2 @ (e * z)) / (2e-9 * b),
-            },
-            method="SLSQP",
-            options={"maxiter": 1000, "ftol": 1e-13},
-        )
+        least = optimum(matrix**2, weight, 2e-9 * beta, 0.5)
         allocation = allocate_gaussian(from_dense(matrix, weight), beta)
-        assert allocation.bound <= solution.fun * (1 + 1e-6), "the bound lies below the optimum"
-        assert solution.fun * (1 - 1e-6) <= allocation.objective <= solution.fun * (1 + 1e-3)
+        assert allocation.bound <= least * (1 + 1e-6), "the bound lies below the optimum"
+        assert least * (1 - 1e-6) <= allocation.objective <= least * (1 + 1e-3)
 
 
 def test_a_lone_user_in_one_cell_spends_all_of_their_allowance_on_the_scale_of_the_formula():
