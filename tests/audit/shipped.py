@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from redis.asyncio import Redis
 
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.statistics.columns import Columns
 from stream.statistics.plan import Plan
+from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT
 from tests.support.releasing import draw, planned
@@ -66,6 +68,12 @@ class Towns:
         """Raw released numbers, a row for each town: shape (R, numbers)."""
         at = np.searchsorted(plan.cells, self.cells)
         return np.hstack([column.raw[at] for column in columns.values()])
+
+
+async def ledger_of(redis: Redis, feed: str = "bus", birth: int = 0) -> tuple[Ledger, str]:
+    """A new ledger and its generation."""
+    ledger = Ledger(redis, feed)
+    return ledger, await ledger.start_generation(birth=birth)
 
 
 def recorded(seed: int) -> Noise:
