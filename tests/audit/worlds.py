@@ -24,20 +24,17 @@ from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.public_cells import public_cells
-from stream.statistics.merging import by_planned_cells
 from stream.statistics.participation.draw import plan_participation
-from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Due, Plan, encode_plan
-from stream.statistics.smoothing_state import Memory
-from stream.statistics.window_release import plan_window, speed_of
-from stream.statistics.window_rows import WindowRows, contributions_of
+from stream.statistics.window_release import plan_window
+from stream.statistics.window_rows import contributions_of
 from stream.storage.row_store import ROW
 from stream.terms import Terms
 from stream.windows import Window
-from tests.audit.shipped import recorded
+from tests.audit.shipped import World, as_drawn, recorded
 from tests.support.builders import SLOT, random_rows, zcdp_config
 from tests.support.participating import SMALL, riders
-from tests.support.releasing import draw, due_of
+from tests.support.releasing import draw
 
 
 @dataclass
@@ -307,36 +304,24 @@ def config_of(tmp_path: Path, weight: str, accounting: str) -> Config:
 
 def worst_shares(config: Config, planner: Callable[..., Plan] = plan_window, seed: int = 3) -> list[Fraction]:
     """Of each user the part of their charges that all windows together lose, at most."""
-    spent, lost = dict[int, int](), dict[int, Fraction]()
-    cells, noise = public_cells(config), recorded(seed)
-    memory: Memory | None = None
+    world, lost, noise = World(config, planner), dict[int, Fraction](), recorded(seed)
     for number in range(PERIODS):
-        slot, budget = SLOT + 3600 * number, config.privacy.ledger_budget
-        due = due_of(config, slot)
-
-        def plan_of(rows: np.ndarray, due: Any = due, budget: int = budget, memory: Any = memory) -> tuple[Plan, Any]:
-            read = WindowRows.of(rows, due.terms.reading)
-            left = np.array([budget - spent.get(user, 0) for user in read.counts.users.tolist()], dtype=np.int64)
-            plan = planner(read, due, Allowance(left, budget), cells, memory)
-            return plan, by_planned_cells(plan, read.as_planned(plan).contributions)
-
+        slot = SLOT + 3600 * number
         rows = random_rows(seed + number, 60, users=7, places=2, slot=slot)
-        plan, contributions = plan_of(rows)
+        plan, read = world.plan(rows, slot)
         assert number < 2 or plan.ranges is not None, "the first windows give the ranges of the others"
+        contributions = as_drawn(plan, read)
         seen = observe(plan, contributions)
         for user in plan.users.tolist():
-            other, without = plan_of(rows[rows["user"] != user])
+            other, without = world.plan(rows[rows["user"] != user], slot)
             for here, there in zip(public_part(plan), public_part(other), strict=True):
                 assert np.array_equal(here, there), "the public part of a plan looked at this window"
-            lost[user] = lost.get(user, Fraction(0)) + loss_between(seen, observe(other, without))
-        for user, charge in zip(*(column.tolist() for column in plan.charged_users()), strict=True):
-            spent[user] = spent.get(user, 0) + charge
-        speed = speed_of(plan.terms, cells)
-        columns = speed.draw(plan, contributions, noise)
-        _, memory = compose(plan, speed.body(plan, contributions.counts, columns), columns, memory, sequence=number + 1)
-    assert max(spent.values()) <= config.privacy.ledger_budget
+            apart = loss_between(seen, observe(other, as_drawn(other, without)))
+            lost[user] = lost.get(user, Fraction(0)) + apart
+        world.released(plan, contributions, draw(plan, contributions, noise))
+    assert max(world.spent.values()) <= config.privacy.ledger_budget
     unit = NANO if config.privacy.accounting == "zcdp" else MICRO
-    return [amount * unit / spent[user] for user, amount in lost.items() if user in spent]
+    return [amount * unit / world.spent[user] for user, amount in lost.items() if user in world.spent]
 
 
 def public_part(plan: Plan) -> list[np.ndarray]:
