@@ -240,49 +240,49 @@ def worst_loss(config: Config, planner: Planner, windows: int = WINDOWS) -> Frac
     return worst
 
 
-def small_world(
-    tmp_path: Path, weight: str, statistics: list[str], budget: float | None = None, **settings: object
-) -> Config:
+def settings_of(weight: str, statistics: list[str]) -> dict[str, Any]:
+    """What small worlds of either accounting set: a handful of hexagons, one sample of each user in two of them."""
+    return {
+        "participation.weight": weight,
+        "participation.cells_per_user": 2,
+        "participation.samples_per_cell": 1,
+        "speed.statistics": statistics,
+        "feed.domain": {"south": 30.2, "west": -97.75, "north": 30.27, "east": -97.65},
+        "hexagons.resolution": 7,
+    }
+
+
+def small_world(tmp_path: Path, weight: str, statistics: list[str], **settings: Any) -> Config:
     """ε = 1 per window. Two half-contributions and a third refused (B = 1.5), or two whole ones of three (B = 2)."""
-    enough = 2.0 if weight == "share" else 1.5
-    return riders(
-        tmp_path,
-        **{
-            "privacy.epsilon": 1.0,
-            "privacy.budget": enough if budget is None else budget,
-            "participation.weight": weight,
-            "participation.cells_per_user": 2,
-            "participation.samples_per_cell": 1,
-            "speed.statistics": statistics,
-            "feed.domain": {"south": 30.2, "west": -97.75, "north": 30.27, "east": -97.65},
-            **settings,
-        },
-    )
+    budget = {"privacy.epsilon": 1.0, "privacy.budget": 2.0 if weight == "share" else 1.5}
+    return riders(tmp_path, **budget | settings_of(weight, statistics) | settings)
+
+
+def small_zcdp_world(
+    tmp_path: Path, weight: str, statistics: list[str], rho_budget: float = 0.15, **settings: Any
+) -> Config:
+    """ρ = 1/10 per window, shared by two cells, and 3/20 in the period: what fits is decided by exact individual
+    losses."""
+    return zcdp_config(tmp_path, rho=0.1, rho_budget=rho_budget, **settings_of(weight, statistics) | settings)
 
 
 AREA = {"participation.area_share": 4, "speed.post_processing": ["kalman"]}
 """The numbers of all cells together are released, too."""
-
-
-def small_zcdp_world(
-    tmp_path: Path, weight: str, statistics: list[str], rho_budget: float = 0.15, **settings: object
-) -> Config:
-    """ρ = 1/10 per window, shared by two cells, and 3/20 in the period: what fits is decided by exact individual
-    losses."""
-    return zcdp_config(
-        tmp_path,
-        rho=0.1,
-        rho_budget=rho_budget,
-        **{
-            "participation.weight": weight,
-            "participation.cells_per_user": 2,
-            "participation.samples_per_cell": 1,
-            "speed.statistics": statistics,
-            "hexagons.resolution": 7,
-            "feed.domain": {"south": 30.2, "west": -97.75, "north": 30.27, "east": -97.65},
-            **settings,
-        },
-    )
+OF_EPSILON: list[tuple[str, list[str], dict[str, Any]]] = [
+    ("share", ["mean", "variance", "p50"], {}),
+    ("share", ["mean", "variance", "p50"], AREA),
+    ("user", ["mean", "p85"], {}),
+    ("sample", ["mean", "variance"], {}),
+    ("share", ["mean", "moving_mean"], {}),
+]
+"""Weight, statistics and settings of small worlds."""
+OF_RHO: list[tuple[str, list[str], dict[str, Any]]] = [
+    ("share", ["mean", "variance"], {}),
+    ("share", ["mean"], AREA | {"rho_budget": 0.2}),  # that of two windows: nobody's losses add up to 0.15
+    ("user", ["mean", "p85"], {}),
+    ("sample", ["mean"], {}),
+    ("user", ["moving_mean"], {}),
+]
 
 
 PERIODS = 4

@@ -31,7 +31,16 @@ from tests.audit.values_transcripts import (
     settings_of,
     worst_losses,
 )
-from tests.audit.worlds import AREA, config_of, honest, small_world, small_zcdp_world, worst_loss, worst_shares
+from tests.audit.worlds import (
+    OF_EPSILON,
+    OF_RHO,
+    config_of,
+    honest,
+    small_world,
+    small_zcdp_world,
+    worst_loss,
+    worst_shares,
+)
 from tests.dpcore.silence import Asked
 from tests.support.builders import SLOT, located_rows, with_histograms
 
@@ -61,22 +70,6 @@ def worst_share_of_histograms(config: Config, seed: int = 0) -> Fraction:
         world.charge(plan)
     assert max(world.spent.values()) <= config.privacy.ledger_budget
     return max(loss * 1_000_000 / paid[user] if paid[user] else loss * 10**9 for user, loss in lost.items())
-
-
-OF_EPSILON = [
-    ("share", ["mean", "variance", "p50"], {}),
-    ("share", ["mean", "variance", "p50"], AREA),
-    ("user", ["mean", "p85"], {}),
-    ("sample", ["mean", "variance"], {}),
-    ("share", ["mean", "moving_mean"], {}),
-]
-OF_RHO = [
-    ("share", ["mean", "variance"], {}),
-    ("share", ["mean"], AREA | {"rho_budget": 0.2}),
-    ("user", ["mean", "p85"], {}),
-    ("sample", ["mean"], {}),
-    ("user", ["moving_mean"], {}),
-]
 
 
 def main() -> None:
