@@ -2,14 +2,11 @@
 socket, which it never takes from another process, and behind nginx, which asks for a login."""
 
 import asyncio
-import json
-import os
 import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trustme
@@ -22,17 +19,19 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from stream.config import Config, ConfigError
-from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, free_port
+from stream.local import LOOPBACK, KafkaServer, free_port
 from stream.messages.lines import line_of
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 from stream.messages.topics import create_topics
 from stream.serve.api import make_app
 from stream.servers.connection import kafka_options
+from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger
 from tests.stream.serve.serving import released
 from tests.support import hourly
 from tests.support.builders import bus_config
-from tests.support.environment import environment, write_secret
+from tests.support.environment import environment, working, write_secret
+from tests.support.feeding import recorded_hour, until
 from tests.support.nginx import needs_nginx, nginx
 
 USERS = {"worker": "w-secret", "source": "s-secret", "serve": "r-secret"}
@@ -79,10 +78,6 @@ class Secured:
             "kafka.ca_file": str(self.authority),
         }
 
-    def environment(self, name: str, **more: str) -> dict[str, str]:
-        keys = {f"HEXVEIL_{key.replace('.', '__').upper()}": value for key, value in self.overrides(name).items()}
-        return os.environ | {"PYTHONPATH": str(REPO_ROOT)} | keys | more
-
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
@@ -113,8 +108,8 @@ async def grant(secured: Secured) -> None:
     await admin.close()
 
 
-def configured(secured: Secured, name: str, tmp_path: Path, **more: Any) -> Config:
-    return bus_config(tmp_path, **secured.overrides(name), **more)
+def configured(secured: Secured, name: str, tmp_path: Path, **more: str) -> Config:
+    return bus_config(tmp_path, **secured.overrides(name) | more)
 
 
 async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_and_nothing_else_is_open(
@@ -123,47 +118,22 @@ async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_
     await create_topics(bus_config(tmp_path, **{"kafka.bootstrap": secured.server.bootstrap}))
     await grant(secured)
     await Ledger(redis, "bus").start_generation(birth=0)
-    recording = tmp_path / "hour.ndjson"
-    events = [
-        {"user": f"bus{k}", "time": 1_490_097_600_000 + 60_000 * k, "lat": 30.2, "lng": -97.7, "speed": 20.0 + k}
-        for k in range(20)
-    ]
-    recording.write_text("".join(json.dumps(event) + "\n" for event in events))
-    at = ["--config", str(hourly.BUS)]
-    worker = subprocess.Popen(
-        [*hexveil, "worker", *at],
-        env=secured.environment(
-            "worker",
-            HEXVEIL_REDIS__URL=redis_url,
-            HEXVEIL_OPERATOR__PORT=str(free_port()),
-            HEXVEIL_PRIVACY__USER_KEY_FILE=str(tmp_path / "user.key"),
-            HEXVEIL_WINDOW__LATENESS="event-time",
-            HEXVEIL_WINDOW__IDLE_TIMEOUT="2s",
-        ),
-        cwd=tmp_path,
-        stderr=(tmp_path / "worker.log").open("w"),
-    )
-    try:
-        sent = await asyncio.to_thread(
-            subprocess.run,
-            [*hexveil, "replay", str(recording), *at, "--format", "canonical"],
-            env=secured.environment("source", HEXVEIL_WINDOW__LATENESS="event-time"),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert sent.returncode == 0, sent.stderr
-        async with TestClient(TestServer(make_app(configured(secured, "serve", tmp_path)))) as client:
-            deadline = time.monotonic() + 60
-            windows: list[Any] = []
-            while not any(window["complete"] for window in windows):
-                assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()[-3000:]
-                await asyncio.sleep(0.3)
-                windows = (await (await client.get("/api/v1/windows")).json())["windows"]
-    finally:
-        worker.terminate()
-        worker.wait(60)
+    inside = {"redis.url": redis_url, "privacy.user_key_file": str(tmp_path / "user.key")}
+    inside |= {"operator.port": str(free_port()), "window.lateness": "event-time", "window.idle_timeout": "2s"}
+    async with (
+        working(hexveil, environment(secured.overrides("worker") | inside), tmp_path, hourly.BUS),
+        TestClient(TestServer(make_app(configured(secured, "serve", tmp_path)))) as client,
+    ):
+        replay = [*hexveil, "replay", str(recorded_hour(tmp_path)), "--format", "canonical"]
+        source = {"window.lateness": "event-time", "config": str(hourly.BUS)}
+        env = environment(secured.overrides("source") | source)
+        await asyncio.to_thread(subprocess.run, replay, env=env, cwd=tmp_path, check=True)
 
+        async def complete() -> bool:
+            windows = (await (await client.get("/api/v1/windows")).json())["windows"]
+            return any(window["complete"] for window in windows)
+
+        await until(complete)
     for name, topic in (("serve", "bus.positions"), ("serve", REJECTED), ("source", HEXAGON_SPEED)):
         consumer = AIOKafkaConsumer(topic, **kafka_options(configured(secured, name, tmp_path).kafka), group_id=None)
         with pytest.raises(TopicAuthorizationFailedError):
@@ -182,8 +152,8 @@ async def test_a_wrong_password_and_a_foreign_authority_are_refused(secured, tmp
     foreign = tmp_path / "foreign.pem"
     trustme.CA().cert_pem.write_to_path(str(foreign))
     for key, file in (("kafka.password_file", wrong), ("kafka.ca_file", foreign)):
-        config = bus_config(tmp_path, **secured.overrides("serve") | {key: str(file)})
-        consumer = AIOKafkaConsumer(**kafka_options(config.kafka), group_id=None)
+        options = kafka_options(configured(secured, "serve", tmp_path, **{key: str(file)}).kafka)
+        consumer = AIOKafkaConsumer(**options, group_id=None)
         with pytest.raises(KafkaError):
             await asyncio.wait_for(consumer.start(), 120)
         await consumer.stop()
@@ -196,32 +166,42 @@ async def test_a_wrong_password_and_a_foreign_authority_are_refused(secured, tmp
         ({"kafka.username": "x", "kafka.password_file": "y"}, "takes no username"),
         ({"kafka.ca_file": "ca.pem"}, "uses no TLS files"),
         ({"kafka.security_protocol": "SSL", "kafka.certificate_file": "c.pem"}, "go together"),
+        ({"redis.username": "worker"}, "has no password_file"),
+        ({"redis.url": "redis://:secret@h:1/0", "redis.password_file": "x"}, "url holds credentials"),
+        ({"redis.url": "redis://h:1/0?password=secret", "redis.password_file": "x"}, "url holds credentials"),
+        ({"redis.ca_file": "ca.pem"}, "begins with rediss://"),
+        ({"redis.url": "rediss://h:1/0", "redis.key_file": "k.pem"}, "go together"),
     ],
 )
-def test_credentials_that_do_not_fit_the_protocol_are_refused_at_check(tmp_path, settings, why):
-    with pytest.raises(ConfigError, match=why):
+def test_credentials_that_do_not_fit_the_address_are_refused_without_being_shown(tmp_path, settings, why):
+    with pytest.raises(ConfigError, match=why) as refused:
         bus_config(tmp_path, **settings)
+    assert "secret" not in str(refused.value)
+
+
+SASL = {"kafka.security_protocol": "SASL_PLAINTEXT", "kafka.username": "serve"}
+TLS = {"kafka.security_protocol": "SSL"}
+REDIS = {"redis.url": "rediss://127.0.0.1:1/0"}
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"])
-def test_a_password_file_that_cannot_be_used_is_named(tmp_path, content):
-    secret = tmp_path / "secret"
+@pytest.mark.parametrize(
+    ("key", "settings", "why"),
+    [
+        ("kafka.password_file", SASL, r"kafka\.password_file .*unusable"),
+        ("kafka.ca_file", TLS, r"TLS files cannot be used|kafka\.ca_file unusable"),
+        ("redis.password_file", REDIS, "redis"),
+        ("redis.ca_file", REDIS, "redis"),
+        ("redis.certificate_file", REDIS | {"redis.key_file": "unusable"}, "redis"),
+    ],
+)
+def test_a_file_of_credentials_that_cannot_be_used_is_named(tmp_path, monkeypatch, key, settings, why, content):
+    monkeypatch.chdir(tmp_path)
     if content is not None:
-        write_secret(secret, content)
-    settings = {
-        "kafka.security_protocol": "SASL_PLAINTEXT",
-        "kafka.username": "serve",
-        "kafka.password_file": str(secret),
-    }
-    with pytest.raises(ConfigError, match=r"kafka\.password_file .*secret"):
-        kafka_options(bus_config(tmp_path, **settings).kafka)
-
-
-def test_tls_files_that_are_not_pem_are_refused(tmp_path):
-    (tmp_path / "ca.pem").write_text("no certificate")
-    settings = {"kafka.security_protocol": "SSL", "kafka.ca_file": str(tmp_path / "ca.pem")}
-    with pytest.raises(ConfigError, match="TLS files cannot be used"):
-        kafka_options(bus_config(tmp_path, **settings).kafka)
+        write_secret(Path("unusable"), content)
+    config = bus_config(tmp_path, **settings | {key: "unusable"})
+    with pytest.raises(ConfigError, match=why):
+        kafka_options(config.kafka) if key.startswith("kafka") else redis_client(config.redis)
 
 
 Serve = Callable[[], "subprocess.Popen[str]"]

@@ -139,9 +139,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> dict[str, set[str]]:
     """Packages by system, from the one message."""
     assert done.stderr.count("What is missing") == 1, done.stderr
     words = {line.split(":")[0].strip(): line.split() for line in done.stderr.splitlines()}
-    return {
-        system: set(words[system][4:] if system == "Debian" else words[system][3:]) for system in ("Debian", "Homebrew")
-    }
+    return {system: set(words[system][begins:]) for system, begins in (("Debian", 4), ("Homebrew", 3))}
 
 
 def test_all_that_the_tests_need_is_named_for_debian_and_homebrew_and_nothing_begins(bare):
@@ -153,17 +151,12 @@ def test_all_that_the_tests_need_is_named_for_debian_and_homebrew_and_nothing_be
     assert both | {"openjdk", "redis", "chromium", "gdal"} <= named["Homebrew"]
 
 
-def test_a_demo_names_java_and_maven_and_runs_without_them(bare):
-    done = prepare("demo", bare)
-    assert done.returncode == 0
+@pytest.mark.parametrize(("insists", "code"), [({}, 0), ({"KAFKA": "1"}, 1)])
+def test_a_demo_names_java_and_maven_and_runs_without_them_unless_it_insists_on_kafka(bare, insists, code):
+    done = prepare("demo", bare, **insists)
+    assert done.returncode == code
     assert lines(done) == {"Debian": {"default-jre-headless", "maven"}, "Homebrew": {"openjdk", "maven"}}
-    assert "The demo runs without Kafka." in done.stderr
-
-
-def test_a_demo_that_insists_on_kafka_stops_there(bare):
-    done = prepare("demo", bare, KAFKA="1")
-    assert done.returncode == 1
-    assert lines(done)["Debian"] == {"default-jre-headless", "maven"}
+    assert ("The demo runs without Kafka." in done.stderr) == (code == 0)
 
 
 def test_a_python_that_is_too_old_is_told_with_the_way_to_name_another(bare, tmp_path):

@@ -14,7 +14,6 @@ import pytest
 import redis
 import trustme
 
-from stream.config import ConfigError
 from stream.local import LOOPBACK, REPO_ROOT, end_process, find_redis, free_port, spawn
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
@@ -22,7 +21,8 @@ from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys
 from tests.support import hourly
 from tests.support.builders import bus_config
-from tests.support.environment import environment, write_secret
+from tests.support.environment import environment, working, write_secret
+from tests.support.feeding import recorded_hour, until
 from tests.support.redis_servers import pytest_generate_tests  # noqa: F401 - each test on both servers
 from tests.support.topics_reader import read_all
 
@@ -116,40 +116,30 @@ async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_
         "config": str(hourly.BUS),
     }
     await create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka}))
-    recording = tmp_path / "hour.ndjson"
-    events = [
-        {"user": f"bus{k}", "time": 1_490_097_600_000 + 60_000 * k, "lat": 30.2, "lng": -97.7, "speed": 20.0 + k}
-        for k in range(20)
-    ]
-    recording.write_text("".join(json.dumps(event) + "\n" for event in events))
 
-    async def run(name: str, *arguments: str, code: int = 0) -> str:
+    async def run(name: str, *arguments: str, code: int = 0, **more: str) -> str:
+        """What the command says on stdout; what it says on stderr if it fails."""
         done = await asyncio.to_thread(
             subprocess.run,
             [*hexveil, *arguments],
-            env=guarded.environment(name, **feed),
+            env=guarded.environment(name, **feed | more),
             cwd=tmp_path,
             capture_output=True,
             text=True,
         )
         assert done.returncode == code, done.stdout + done.stderr
         assert PASSWORDS[name] not in done.stdout + done.stderr
-        return done.stdout
+        return done.stderr if code else done.stdout
 
-    adopted = await run("operator", "ledger", "adopt", "--since", "2017-03-21", "--no-other-ledger")
-    assert adopted is not None
-    await run("worker", "replay", str(recording), "--format", "canonical")
-    worker = subprocess.Popen(
-        [*hexveil, "worker"],
-        env=guarded.environment("worker", **feed),
-        cwd=tmp_path,
-        stderr=(tmp_path / "worker.log").open("w"),
-    )
-    try:
-        deadline = time.monotonic() + 90
-        while not await read_all(kafka, topic_name, [WINDOW]):
-            assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()[-3000:]
-            await asyncio.sleep(0.3)
+    await run("operator", "ledger", "adopt", "--since", "2017-03-21", "--no-other-ledger")
+    await run("worker", "replay", str(recorded_hour(tmp_path)), "--format", "canonical")
+    wrong = {"redis.password_file": str(write_secret(tmp_path / "wrong", "guess\n"))}
+    said = await run("worker", "worker", code=1, **wrong)
+    assert "Redis refuses" in said
+    assert "password_file" in said
+    assert "guess" not in said
+    async with working(hexveil, guarded.environment("worker", **feed), tmp_path, hourly.BUS):
+        await until(lambda: read_all(kafka, topic_name, [WINDOW]), 90)
         with redis.Redis.from_url(guarded.url(), username="worker", password=PASSWORDS["worker"]) as client:
             for refused in (
                 ["GET", FeedKeys("other").generation],
@@ -165,9 +155,6 @@ async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_
             ):
                 with pytest.raises((redis.exceptions.NoPermissionError, redis.exceptions.ResponseError)):
                     client.execute_command(*refused)
-    finally:
-        worker.terminate()
-        worker.wait(60)
     shown = json.loads(await run("operator", "ledger", "show", "--json"))
     assert next(iter(shown.values()))["users"] == 20
     findings = json.loads(await run("operator", "doctor", "--json"))
@@ -250,55 +237,3 @@ def test_over_tls_the_server_is_verified_and_the_client_shows_its_certificate(tm
             asyncio.run(ping(password_file=str(wrong)))
     finally:
         end_process(server.process, 10)
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"redis.username": "worker"}, "has no password_file"),
-        ({"redis.url": "redis://:secret@h:1/0", "redis.password_file": "x"}, "url holds credentials"),
-        ({"redis.url": "redis://h:1/0?password=secret", "redis.password_file": "x"}, "url holds credentials"),
-        ({"redis.ca_file": "ca.pem"}, "begins with rediss://"),
-        ({"redis.url": "rediss://h:1/0", "redis.key_file": "k.pem"}, "go together"),
-    ],
-)
-def test_credentials_that_do_not_fit_the_address_are_refused_without_being_shown(tmp_path, settings, why):
-    with pytest.raises(ConfigError, match=why) as refused:
-        bus_config(tmp_path, **settings)
-    assert "secret" not in str(refused.value)
-
-
-@pytest.mark.parametrize("key", ["password_file", "ca_file", "certificate_file"])
-@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"])
-def test_a_file_that_cannot_be_used_is_named(tmp_path, key, content):
-    file = tmp_path / "secret"
-    if content is not None:
-        write_secret(file, content)
-    given = {"redis.url": "rediss://127.0.0.1:1/0", f"redis.{key}": str(file)}
-    if key == "certificate_file":
-        given["redis.key_file"] = str(file)
-    with pytest.raises(ConfigError, match="redis"):
-        redis_client(bus_config(tmp_path, **given).redis)
-
-
-def test_a_worker_that_redis_refuses_says_so_and_ends(hexveil, guarded, kafka, tmp_path):
-    write_secret(tmp_path / "wrong", "guess\n")
-    settings = {
-        "config": str(hourly.BUS),
-        "kafka.bootstrap": kafka,
-        "operator.port": str(free_port()),
-        "redis.password_file": str(tmp_path / "wrong"),
-        "privacy.user_key_file": str(tmp_path / "user.key"),
-    }
-    done = subprocess.run(
-        [*hexveil, "worker"],
-        env=guarded.environment("worker", **settings),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 1
-    assert "Redis refuses" in done.stderr
-    assert "password_file" in done.stderr
-    assert "guess" not in done.stderr

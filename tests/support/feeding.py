@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 from aiokafka import AIOKafkaProducer
@@ -62,6 +63,25 @@ def messages(count: int, seed: int = 0) -> list[bytes]:
         ).encode()
         for i in range(count)
     ]
+
+
+def recorded_hour(folder: Path) -> Path:
+    """A recording of 20 buses, one after the other in one cell and hour."""
+    lines = [
+        json.dumps(
+            {
+                "user": f"bus{k}",
+                "time": START_MS + 25_200_000 + 60_000 * k,
+                "lat": 30.2,
+                "lng": -97.7,
+                "speed": 20.0 + k,
+            }
+        )
+        for k in range(20)
+    ]
+    file = folder / "hour.ndjson"
+    file.write_text("\n".join(lines))
+    return file
 
 
 def expected_rows(config: Config, values: Sequence[bytes]) -> list[bytes]:
