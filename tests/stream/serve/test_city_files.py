@@ -12,14 +12,11 @@ import h3
 import msgspec
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from dpcore.participation import UNIT
-from stream.cli import app
 from stream.config import Config, ConfigError
-from stream.local import REPO_ROOT
 from stream.messages.cells import Cell, Clipping, cells_of
 from stream.serve.city import areas, city, places
 from stream.serve.city.areas import Corridor, PolygonArea, read_areas
@@ -160,15 +157,6 @@ def test_large_files_are_refused_before_they_are_read_and_shapes_before_they_are
             read_areas(path, NONE)
 
     assert calls_in(refused) < 200_000, "eleven for each of the first 10 000 points, not for all"
-
-
-def test_serve_says_what_is_wrong_with_the_files_before_it_starts(tmp_path, monkeypatch):
-    (tmp_path / "places.json").write_text("{}")
-    monkeypatch.setenv("HEXVEIL_PUBLIC__PLACES", str(tmp_path / "places.json"))
-    done = CliRunner().invoke(app, ["serve", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")])
-    assert done.exit_code == 2
-    assert "public.places" in done.output
-    assert "hexveil gtfs" in done.output
 
 
 def test_a_cell_is_in_a_polygon_if_its_centre_is_and_a_hole_is_outside():
