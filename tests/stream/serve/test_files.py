@@ -70,10 +70,9 @@ async def answers(client: TestClient) -> dict[str, Any]:
     return {path: await (await client.get(f"/api/v1/{path}")).read() for path in PATHS}
 
 
-async def test_a_file_is_served_as_the_topics_with_the_same_messages_are(kafka, tmp_path, topic_name):
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    windows = windows_of(tmp_path, overrides, 2)
-    config, messages = bus_config(tmp_path, **overrides), [*windows[0], *windows[1]]
+async def test_a_file_is_served_as_the_topics_with_the_same_messages_are(tmp_path, own_feed):
+    windows = windows_of(tmp_path, own_feed, 2)
+    config, messages = bus_config(tmp_path, **own_feed), [*windows[0], *windows[1]]
     async with serving(config, messages) as by_topics, served(config, messages) as by_file:
         answered = await answers(by_topics), await answers(by_file)
     for both in answered:  # a marker's number is its place among the markers of all feeds

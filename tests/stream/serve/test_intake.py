@@ -11,10 +11,8 @@ from typing import Any
 from urllib.parse import quote
 
 import h3
-import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, digest, window_message
 from stream.serve.api import SERVICE, make_app
 from stream.serve.metrics import PublicMetrics
@@ -153,30 +151,6 @@ def ring(half: float) -> str:
     )
 
 
-@asynccontextmanager
-async def before_the_digest(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[TestClient[Any, Any], threading.Event]]:
-    """The service with all messages of a window, of which it has not checked the digest before the event is set."""
-    checked, agreeing = threading.Event(), WindowView.agreeing
-
-    def later(self: WindowView) -> list[bytes] | None:
-        checked.wait(60)
-        return agreeing(self)
-
-    monkeypatch.setattr(WindowView, "agreeing", later)
-    releases = tmp_path / "releases.ndjson"
-    append(releases, window(config, 0))
-    async with TestClient(TestServer(make_app(config, source=FileSource(releases)))) as client:
-        try:
-            async with asyncio.timeout(60):
-                while (await state_of(client)) is None:
-                    await asyncio.sleep(0.02)
-            yield client, checked
-        finally:
-            checked.set()
-
-
 async def state_of(client: TestClient[Any, Any]) -> bool | None:
     """Whether the window is complete; None before its marker came."""
     answer = await client.get(f"/api/v1/windows/{START}")
@@ -195,25 +169,39 @@ def test_windows_that_differ_in_anything_that_answers_say_have_different_tags():
     assert len({one.tag for one in made}) == len(made)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/api/v1/hexagons?",
-        "/api/v1/hexagons?resolution=7&",
-        f"/api/v1/area?ring={ring(0.01)}&",
-        f"/api/v1/areas/{quote(WEST_SIDE, safe='')}?",
-        f"/api/v1/windows/{START}/scheduled?",
-    ],
-)
+ANSWERS = [
+    f"/api/v1/hexagons?window={START}",
+    f"/api/v1/hexagons?resolution=7&window={START}",
+    f"/api/v1/area?ring={ring(0.01)}&window={START}",
+    f"/api/v1/areas/{quote(WEST_SIDE, safe='')}?window={START}",
+    f"/api/v1/windows/{START}/scheduled",
+]
+
+
 async def test_an_answer_from_before_a_window_is_complete_has_another_tag_than_the_one_afterwards(
-    tmp_path, monkeypatch, path
+    tmp_path, monkeypatch
 ):
-    asked = path.rstrip("?&") if "scheduled" in path else f"{path}window={START}"
+    """All messages of the window are there, but its digest is not checked before the event is set."""
+    checked, agreeing = threading.Event(), WindowView.agreeing
+
+    def later(self: WindowView) -> list[bytes] | None:
+        checked.wait(60)
+        return agreeing(self)
+
+    monkeypatch.setattr(WindowView, "agreeing", later)
     config = city_config(tmp_path, **city_files(tmp_path))
-    async with before_the_digest(config, tmp_path, monkeypatch) as (client, checked):
-        before = await client.get(asked)
-        assert (await before.json())["complete"] is False
-        checked.set()
+    append(tmp_path / "releases.ndjson", window(config, 0))
+    source = FileSource(tmp_path / "releases.ndjson")
+    async with TestClient(TestServer(make_app(config, source=source))) as client:
+        try:
+            async with asyncio.timeout(60):
+                while (await state_of(client)) is None:
+                    await asyncio.sleep(0.02)
+            before = [await client.get(path) for path in ANSWERS]
+            assert [(await answer.json())["complete"] for answer in before] == [False] * len(ANSWERS)
+        finally:
+            checked.set()
         await ready(client)
-        after = await client.get(asked, headers={"If-None-Match": before.headers["ETag"]})
-        assert (await after.json())["complete"] is True
+        for path, answer in zip(ANSWERS, before, strict=True):
+            after = await client.get(path, headers={"If-None-Match": answer.headers["ETag"]})
+            assert (await after.json())["complete"] is True, path
