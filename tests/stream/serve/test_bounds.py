@@ -9,7 +9,7 @@ import itertools
 import json
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from stream.serve.received import received
 from stream.serve.static_files import LARGEST_RANGE, PMTILES, check_basemap
 from stream.serve.window_store import View
 from tests.stream.serve.made_windows import START, arrivals, outcomes, windows_of, with_histograms
-from tests.stream.serve.serving import released, served
+from tests.stream.serve.serving import json_of, released, served
 from tests.support.builders import bus_config
 
 FEED = {"feed.name": "bus"}
@@ -238,27 +238,22 @@ async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         yield made
 
 
-def of_cells(cell: str, start: Callable[[int], str]) -> dict[str, list[str]]:
-    """Different requests for each kind of answer of which there are many."""
-    return {
+async def test_of_each_kind_of_answer_few_are_made_or_wait_and_what_is_kept_needs_no_turn(client):
+    starts = [window["window"]["start"] for window in (await json_of(client, "/api/v1/windows"))["windows"]]
+    cell = (await json_of(client, "/api/v1/hexagons"))["hexagons"][0]["cell"]
+    kinds = {
         "boxes": boxes("/api/v1/hexagons?", WINDOWS),
         "resolutions": [f"/api/v1/hexagons?resolution={number}" for number in range(16)],
-        "windows": [f"/api/v1/hexagons?window={start(number)}" for number in range(WINDOWS)],
-        "features": [f"/api/v1/hexagons?format=geojson&window={start(number)}" for number in range(WINDOWS)],
-        "files": [f"/api/v1/windows/{start(number)}/download.csv" for number in range(WINDOWS)],
+        "windows": [f"/api/v1/hexagons?window={start}" for start in starts],
+        "features": [f"/api/v1/hexagons?format=geojson&window={start}" for start in starts],
+        "files": [f"/api/v1/windows/{start}/download.csv" for start in starts],
         "pasts": [f"/api/v1/cells/{cell}?limit={number}" for number in range(1, WINDOWS + 1)],
         "lists": [f"/api/v1/windows?limit={number}" for number in range(1, WINDOWS + 1)],
         "counts": boxes(f"/api/v1/histograms/{START}/count?mechanism=ug&", WINDOWS),
-        "ranges": [f"/api/v1/download.csv?from={START}&to={start(number)}" for number in range(WINDOWS - 1)],
+        "ranges": [f"/api/v1/download.csv?from={START}&to={start}" for start in starts[:-1]],
         "pages": [f"/ogc/collections/bus.all/items?limit={number}" for number in range(1, WINDOWS + 1)],
     }
-
-
-async def test_of_each_kind_of_answer_few_are_made_or_wait_and_what_is_kept_needs_no_turn(client):
-    listed = (await (await client.get("/api/v1/windows")).json())["windows"]
-    starts = [window["window"]["start"] for window in listed]
-    cell = (await (await client.get("/api/v1/hexagons")).json())["hexagons"][0]["cell"]
-    for kind, (kept, *paths) in of_cells(cell, starts.__getitem__).items():
+    for kind, (kept, *paths) in kinds.items():
         assert (await client.get(kept)).status == 200
         answers = await asyncio.gather(*(client.get(path) for path in (*paths, *[kept] * 5)))
         assert {answer.status for answer in answers[len(paths) :]} == {200}, kind

@@ -78,16 +78,6 @@ def test_a_message_without_ce_id_or_of_a_time_that_is_none_is_refused(tmp_path):
     assert received(message.topic, message.ce_id, never) is None
 
 
-def test_a_complete_window_takes_nothing_more(tmp_path):
-    made = released(tmp_path)
-    view = View()
-    assert outcomes(view, arrivals(made, 1))[-1] == "completed"
-    altered = [m._replace(value=m.value.replace(b'"epsilon":2.0', b'"epsilon":2.5')) for m in made]
-    assert all(changed.value != message.value for changed, message in zip(altered, made, strict=True))
-    assert set(outcomes(view, arrivals(made))) == {"duplicate"}
-    assert set(outcomes(view, arrivals(altered))) == {"invalid"}
-
-
 def test_old_windows_are_forgotten_in_the_order_of_their_markers_and_stay_so(tmp_path):
     view = View(max_windows=2)
     first, second, third = windows_of(tmp_path, FEED, 3)
