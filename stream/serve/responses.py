@@ -61,6 +61,7 @@ class Turns:
         """A turn to make the answer; none where it is kept or being made.
 
         Requests for an answer for which another one waits take no place: they wait for what becomes of that one.
+        Raises :class:`Problem` 503 where too many wait already.
         """
         while key not in answers and key in self._sought:
             await self._sought[key].wait()
@@ -73,15 +74,6 @@ class Turns:
         finally:
             del self._sought[key]
             left.set()
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    @asynccontextmanager
-    async def take(self, client: str) -> AsyncIterator[None]:
-        """Wait for a turn and have it. Raises :class:`Problem` 503 where too many wait already."""
-        await self._come_up(client)
         try:
             yield
         finally:

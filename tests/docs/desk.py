@@ -3,7 +3,6 @@ recordings."""
 
 import csv
 import gzip
-import json
 import os
 import re
 import shlex
@@ -18,11 +17,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import numpy as np
-
 from bench.recordings import path_of_day
-from bench.spatial import EPSILONS, GRIDS, METRICS, PEERS_FILE, WORKLOADS, WORKLOADS_FILE
-from bench.spatial import path_of as path_of_grid
 from stream.local import REPO_ROOT
 from tests.docs.pages import Block
 
@@ -93,16 +88,11 @@ def small_desk(folder: Path, hexveil: Sequence[str]) -> Desk:
     """
     _write_buses(folder)
     data = folder / "data"
-    for file in (*map(path_of_day, DAYS), *map(path_of_grid, GRIDS)):
-        (data / file).parent.mkdir(parents=True, exist_ok=True)
     for day in DAYS:
-        (data / path_of_day(day)).symlink_to(folder / "2017-03-21.csv.gz")
-    _write_grids(data)
-    few = {
-        r"--trials \d+": "--trials 1",
-        r"(--sweep \w+=)[\d.,]+,([\d.]+)": r"\1\2",
-        r"\bfor k in [\d ]+;": "for k in 2;",
-    }
+        file = data / path_of_day(day)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.symlink_to(folder / "2017-03-21.csv.gz")
+    few = {r"(--sweep \w+=)[\d.,]+,([\d.]+)": r"\1\2"}
     return Desk(folder, hexveil, {"HEXVEIL_DATA": str(data), "HEXVEIL_BENCH_QUICK": "1"}, few)
 
 
@@ -125,17 +115,3 @@ def _write_buses(folder: Path) -> None:
                 lat, lng = 30.25 + 0.01 * vehicle, -97.80 + 0.002 * minute
                 theirs.writerow((vehicle, moment, 10 + vehicle, 1, 1, lat, lng, "Downtown"))
                 ours.writerow((f"bus-{vehicle}", moment, lat, lng, 20 + vehicle))
-
-
-def _write_grids(data: Path) -> None:
-    """Count grids of a few spots, ten queries of each workload, and one peer."""
-    rng = np.random.default_rng(1)
-    for grid in GRIDS:
-        counts = np.zeros((256, 256), dtype=np.int32)
-        counts[100:110, 50:60] = rng.poisson(20, (10, 10))
-        np.savez_compressed(data / path_of_grid(grid), counts=counts)
-    corners = {name: np.sort(rng.integers(0, 256, (10, 2, 2)), axis=2).reshape(-1, 4) for name in WORKLOADS}
-    np.savez_compressed(data / WORKLOADS_FILE, **corners)
-    figures = {f"{workload}_{metric}": 1.0 for workload in WORKLOADS for metric in METRICS}
-    peers = {grid: {epsilon: {"made up": figures} for epsilon in EPSILONS} for grid in GRIDS}
-    (data / PEERS_FILE).write_text(json.dumps(peers))

@@ -150,9 +150,6 @@ def test_every_command_and_option_that_the_page_names_exists():
         said = [re.sub(r"^([A-Z_]+=\S+ )+", "", line.strip()) for line in spoken(page)]
         wrong = {line: resolved(line)[1] for line in said if line.startswith(("hexveil ", "python -m bench "))}
         assert {line: words for line, words in wrong.items() if words} == {}
-
-
-def test_a_command_or_an_option_that_does_not_exist_is_noticed():
     assert resolved("hexveil ledger show --config x | head --lines 3") == ("ledger show", set())
     assert resolved("hexveil ledger shew") == ("ledger shew", {"shew"})
     assert resolved("python -m bench sse --fast --json  # --not-this") == ("", {"--fast"})
@@ -166,16 +163,7 @@ def test_make_knows_every_target_that_the_documents_name():
     assert targets <= known, targets - known
 
 
-@pytest.mark.parametrize(
-    ("given", "options"),
-    [
-        (
-            ["SECONDS=120", "FLEET=300"],
-            "--seconds 120 --fleet 300",
-        ),
-        ([], ""),
-    ],
-)
+@pytest.mark.parametrize(("given", "options"), [(["SECONDS=120", "FLEET=300"], "--seconds 120 --fleet 300"), ([], "")])
 def test_make_demo_hands_over_what_it_is_given(given, options):
     (line,) = recipe("demo", *given)
     assert " ".join(line.split()) == f"hexveil demo {options}".strip()

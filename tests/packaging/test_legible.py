@@ -196,6 +196,10 @@ def missing(text: str, root: Path = REPO_ROOT) -> list[str]:
 def test_every_test_that_a_module_names_exists():
     absent = {module: missing(module.read_text()) for module in MODULES}
     assert not {module: names for module, names in absent.items() if names}
+    assert missing("proved in tests/dpcore/test_nothing.py") == ["tests/dpcore/test_nothing.py"]
+    this = "tests/packaging/test_legible.py"
+    assert missing(f"{this}::test_of_nothing") == [f"{this}::test_of_nothing"]
+    assert not missing(f"{this}::test_every_test_that_a_module_names_exists")
 
 
 def test_every_released_number_says_what_is_to_be_proved_and_which_test_tries_it():
@@ -204,13 +208,6 @@ def test_every_released_number_says_what_is_to_be_proved_and_which_test_tries_it
         assert "To be proved" in docstring, module
         assert "Proof" in docstring, module
         assert NAMED.search(docstring), f"{module}: no test is named"
-
-
-def test_a_name_without_a_test_is_noticed():
-    assert missing("proved in tests/dpcore/test_nothing.py") == ["tests/dpcore/test_nothing.py"]
-    this = "tests/packaging/test_legible.py"
-    assert missing(f"{this}::test_of_nothing") == [f"{this}::test_of_nothing"]
-    assert not missing(f"{this}::test_a_name_without_a_test_is_noticed")
 
 
 def unknown(page: str) -> set[str]:

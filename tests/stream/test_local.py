@@ -9,10 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
@@ -31,6 +29,7 @@ from stream.servers.connection import NEEDED, REMEDY, ServerVersion
 from tests.support.broker import shared_bootstrap
 from tests.support.builders import bus_config
 from tests.support.environment import worker_environment
+from tests.support.feeding import until_true
 
 
 def _is_free(port: int) -> bool:
@@ -100,7 +99,7 @@ def test_other_users_of_the_machine_reach_neither_redis_nor_its_files(tmp_path):
     assert not socket_path.parent.exists()
 
 
-def test_a_state_folder_in_which_others_may_have_written_is_refused(tmp_path):
+def test_a_state_folder_of_another_user_or_in_which_others_may_have_written_is_refused(tmp_path, monkeypatch):
     """Its files could be links through which the server overwrites those of its owner."""
     (tmp_path / "empty").mkdir(0o755)
     local.RedisServer(tmp_path / "empty")
@@ -110,12 +109,9 @@ def test_a_state_folder_in_which_others_may_have_written_is_refused(tmp_path):
     with pytest.raises(local.LocalServerError, match="chmod 700"):
         local.RedisServer(tmp_path / "open")
     assert not (tmp_path / "victim").exists()
-
-
-def test_a_state_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(local.LocalServerError, match="belongs to user"):
-        local.RedisServer(tmp_path)
+        local.RedisServer(tmp_path / "empty")
 
 
 def test_a_folder_in_use_is_refused_to_a_second_redis(tmp_path):
@@ -144,16 +140,10 @@ def test_a_folder_is_free_at_once_while_another_thread_starts_a_process(tmp_path
 TOPIC = "kept"
 
 
-class Stopped(NamedTuple):
-    """Servers that ran and were stopped. The broker's folder is kept, with ``TOPIC``; Redis had none of its own."""
-
-    broker: local.KafkaServer
-    cache: local.RedisServer
-    pids: list[int]
-
-
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[local.KafkaServer, local.RedisServer, list[int]]:
+    """Servers that ran and were stopped, and their pids. The broker's folder is kept, with ``TOPIC``; Redis had none of
+    its own."""
     broker = local.KafkaServer(tmp_path_factory.mktemp("kept") / "k").start()
     cache = local.RedisServer().start()
     pids = [broker.pid, cache.pid]
@@ -161,13 +151,13 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     asyncio.run(_round_trip(broker.bootstrap, TOPIC))
     broker.stop()
     cache.stop()
-    return Stopped(broker, cache, pids)
+    return broker, cache, pids
 
 
 def test_stopping_frees_ports_and_folders(stopped):
-    broker, cache = stopped.broker, stopped.cache
+    broker, cache, pids = stopped
     assert all(map(_is_free, (broker.port, broker.controller_port)))
-    assert not any(map(psutil.pid_exists, stopped.pids))
+    assert not any(map(psutil.pid_exists, pids))
     assert not cache.folder.exists()
 
 
@@ -181,41 +171,21 @@ with KafkaServer(Path(sys.argv[1]) / "k") as broker, RedisServer(Path(sys.argv[1
 """
 
 
-class Parent(NamedTuple):
-    """A process that started a broker in the folder of :class:`Stopped`, and a Redis."""
-
-    process: subprocess.Popen[str]
-    servers: list[psutil.Process]
-    bootstrap: str
-
-
-@pytest.fixture(scope="module")
-def parent(stopped: Stopped, repo_root: Path) -> Iterator[Parent]:
-    command = [sys.executable, "-c", _PARENT, str(stopped.broker.folder.parent)]
-    with subprocess.Popen(command, cwd=repo_root, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            *pids, bootstrap = process.stdout.readline().split()
-            yield Parent(process, [psutil.Process(int(pid)) for pid in pids], bootstrap)
-        finally:
-            process.terminate()
-
-
-async def test_a_kept_folder_keeps_its_topics(parent):
-    async with AIOKafkaConsumer(bootstrap_servers=parent.bootstrap) as consumer:
-        assert TOPIC in await consumer.topics()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-def test_no_server_outlives_a_parent_killed_outright(parent):
-    """The last test of this parent."""
-    assert len(parent.servers) == 2
-    assert all(server.is_running() for server in parent.servers)
-    parent.process.kill()
-    parent.process.wait()
-    gone, alive = psutil.wait_procs(parent.servers, timeout=60)
-    assert not alive
-    assert len(gone) == 2
+async def test_a_kept_folder_keeps_its_topics_and_no_server_outlives_a_parent_killed_outright(stopped, repo_root):
+    command = [sys.executable, "-c", _PARENT, str(stopped[0].folder.parent)]
+    with subprocess.Popen(command, cwd=repo_root, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            *pids, bootstrap = parent.stdout.readline().split()
+            servers = [psutil.Process(int(pid)) for pid in pids]
+            async with AIOKafkaConsumer(bootstrap_servers=bootstrap) as consumer:
+                assert TOPIC in await consumer.topics()
+            assert all(server.is_running() for server in servers)
+        finally:
+            parent.kill()
+    gone, alive = psutil.wait_procs(servers, timeout=60)
+    assert (len(gone), alive) == (2, [])
 
 
 @pytest.mark.nightly
@@ -238,32 +208,27 @@ def test_no_identity_of_a_cluster_is_an_option_of_kafkas_tool():
     assert not any(local_kafka.random_uuid().startswith("-") for _ in range(2_000))
 
 
-def test_a_missing_java_says_what_to_install_and_offers_the_offline_replay(monkeypatch):
+def test_a_missing_java_says_what_to_install_and_one_too_old_for_kafka_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(local.JavaMissingError, match=r"default-jre-headless.*replay FILE --offline.*neither Java"):
         local.find_java()
-
-
-def test_a_java_too_old_for_kafka_is_refused(tmp_path, monkeypatch):
     old = tmp_path / "java"
     old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
     old.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(local.JavaMissingError, match="is Java 8; Kafka needs 17"):
         local.find_java()
 
 
-def test_missing_jars_without_maven_say_what_to_install(tmp_path, monkeypatch):
+def test_missing_jars_without_maven_say_what_to_install_and_a_named_folder_without_them_is_refused(
+    tmp_path, monkeypatch
+):
     monkeypatch.delenv(local_kafka.JARS_ENV, raising=False)
     monkeypatch.setattr(local_kafka, "JARS", tmp_path / "jars")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(local.MavenMissingError, match=r"apt-get install maven.*--offline"):
         local.kafka_jars()
-
-
-def test_a_named_jar_folder_without_kafka_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv(local_kafka.JARS_ENV, str(tmp_path))
     with pytest.raises(local.MavenMissingError, match=r"holds no kafka_2\.13"):
         local.kafka_jars()
@@ -351,25 +316,12 @@ def test_an_old_server_on_path_is_not_used(old_binary):
         pass
 
 
-async def listening(port: int) -> None:
-    """Wait until a server listens on the loopback port."""
-    for _ in range(600):
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            await asyncio.sleep(0.1)
-        else:
-            writer.close()
-            return
-    raise AssertionError(f"nothing listens on port {port} after a minute")
-
-
 async def test_doctor_and_worker_name_an_old_server_and_what_to_do(hexveil, kafka, old_binary, tmp_path, topic_name):
     port = free_port()
     server = spawn([old_binary, "--port", str(port)], tmp_path / "old.log")
     try:
         config = bus_config(tmp_path, **{"redis.url": f"redis://127.0.0.1:{port}/0", "kafka.bootstrap": kafka})
-        await listening(port)
+        await until_true(lambda: not _is_free(port))
         version = [finding for finding in await examine(config) if finding.check == "redis version"]
         await create_topics(config)
         env = worker_environment(tmp_path, kafka, config.redis.url, free_port(), **{"kafka.group": topic_name})

@@ -64,14 +64,8 @@ def test_everything_that_is_logged_is_json_and_a_thousand_repeats_are_one_line(t
     assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
     assert sum(line["event"] == "window closed" for line in lines) == 1000
     other_lines = [line for line in lines if line["event"] != "window closed"]
-    assert [line.get("logger", "hexveil") for line in other_lines] == [
-        "aiokafka.client",
-        "hexveil",
-        "hexveil",
-        "hexveil",
-        "py.warnings",
-        "mode",
-    ]
+    loggers = " ".join(line.get("logger", "hexveil") for line in other_lines)
+    assert loggers == "aiokafka.client hexveil hexveil hexveil py.warnings mode"
     assert "ZeroDivisionError" in other_lines[-1]["exception"]
 
 

@@ -239,14 +239,6 @@ def test_a_demo_that_insists_on_kafka_says_what_to_install_and_how_to_do_without
     assert "hexveil demo --no-kafka" in done.stderr
 
 
-def test_make_passes_on_that_kafka_is_insisted_on(repo_root):
-    result = subprocess.run(
-        ["make", "--dry-run", "demo", "KAFKA=1"], cwd=repo_root, capture_output=True, text=True, check=True
-    )
-    assert "hexveil demo " in result.stdout
-    assert "--kafka" in result.stdout
-
-
 @pytest.mark.parametrize(("kafka", "seconds"), [("--kafka", 30), ("--no-kafka", 15)], ids=["--kafka", "--no-kafka"])
 def test_buses_are_shown_until_the_seconds_are_over(hexveil, repo_root, kafka, seconds):
     """A busy machine that releases nothing in so many seconds is given more."""

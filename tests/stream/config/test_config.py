@@ -58,38 +58,30 @@ from tests.support.environment import write_secret
 from tests.support.nightly import nightly_but
 from tests.support.releasing import build_messages, planned_with_fixes
 
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "_cli_parse_args = ['--help']",
-        "_env_file = '/etc/passwd'",
-        "_secrets_dir = '/etc'",
-        "_case_sensitive = 1",
-        "__pydantic_self__ = 1",
-        "_env_nested_max_split = 'a'",
-    ],
-)
-def test_a_file_sets_no_option_of_the_library_that_reads_it(tmp_path, line):
-    file = tmp_path / "c.toml"
-    file.write_text(f"{line}\n{BUS.read_text(encoding='utf-8')}", encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"{line.split()[0]}: there is no such key"):
-        load_config(file)
+BUS, RIDERS = (REPO_ROOT / "config" / f"{name}.toml" for name in ("bus-fleet", "riders-live"))
+SHIPPED = BUS.read_text(encoding="utf-8")
+OPTIONS = {"_cli_parse_args": "['--help']", "_env_file": "'/etc/passwd'", "_secrets_dir": "'/etc'"}
+OPTIONS |= {"_case_sensitive": "1", "__pydantic_self__": "1", "_env_nested_max_split": "'a'"}
+DEEP = ["[" * 5000, "9" * 5000, "[0x" + "f" * 6000 + "]", "{ a = 0x" + "f" * 6000 + " }"]
 
 
-def test_relation_has_no_default(tmp_path):
-    file = tmp_path / "c.toml"
-    file.write_text(BUS.read_text().replace('relation = "values"', ""))
-    with pytest.raises(ConfigError, match="relation"):
-        load_config(file)
+NONE: list[tuple[str | None, str | None]] = [
+    *[(f"{name} = {value}\n{SHIPPED}", f"{name}: there is no such key") for name, value in OPTIONS.items()],
+    (SHIPPED.replace('relation = "values"', ""), "relation"),
+    (None, "no such file"),
+    ("relation = ", "TOML"),
+    ("\x00", "TOML"),
+    *[(SHIPPED.replace('topic = "bus.positions"', f"topic = {value}"), None) for value in DEEP],
+]
 
 
-@pytest.mark.parametrize("text", [None, "relation = ", "\x00"])
-def test_a_file_that_is_no_configuration_is_an_error_not_a_crash(tmp_path, text):
-    file = tmp_path / "c.toml"
+@pytest.mark.parametrize("case", range(len(NONE)))
+def test_a_file_that_is_no_configuration_or_sets_an_option_of_the_library_that_reads_it_is_refused(tmp_path, case):
+    """There is no default of the relation; values too deep or too long are refused as any wrong value."""
+    file, (text, says) = tmp_path / "c.toml", NONE[case]
     if text is not None:
-        file.write_text(text)
-    with pytest.raises(ConfigError):
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=says):
         load_config(file)
 
 
@@ -123,7 +115,6 @@ class FileOnly(Config):
         return (init_settings,)
 
 
-BUS, RIDERS = (REPO_ROOT / "config" / f"{name}.toml" for name in ("bus-fleet", "riders-live"))
 KEYS = [path for path, _ in keys(Config)]
 WRONG: list[Any] = [
     "x",
@@ -246,9 +237,6 @@ def test_a_cluster_has_hosts_and_one_database(url):
         load_config(BUS, **{"redis.url": url, "redis.cluster": ["127.0.0.1:6380"]})
 
 
-HOURLY = hourly.BUS
-
-
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
@@ -266,7 +254,7 @@ HOURLY = hourly.BUS
 def test_a_misspelt_variable_is_refused_with_the_nearest_right_one(monkeypatch, given, meant):
     monkeypatch.setenv(given, "1")
     with pytest.raises(ConfigError) as refused:
-        load_config(HOURLY)
+        load_config(hourly.BUS)
     assert f"{given}: no key has this name; write {meant}" in str(refused.value)
 
 
@@ -283,13 +271,13 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_right_one(monkeypatch, 
 )
 def test_variables_of_others_and_right_ones_are_taken(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    load_config(HOURLY)
+    load_config(hourly.BUS)
 
 
 def test_names_of_the_operators_choice_are_no_misspelt_keys(monkeypatch):
     monkeypatch.setenv("HEXVEIL_HISTOGRAM", '{"mechanisms": ["htf"], "epsilon": 1.0}')
     monkeypatch.setenv("HEXVEIL_HISTOGRAM__PRESET__HTF", "paper")
-    config = load_config(HOURLY, **{"privacy.budget": 96.0})
+    config = load_config(hourly.BUS, **{"privacy.budget": 96.0})
     assert config.histogram is not None
     assert config.histogram.preset == {"htf": "paper"}
 
@@ -298,7 +286,7 @@ def test_a_wrong_value_names_the_variable_that_it_came_from(monkeypatch):
     monkeypatch.setenv("HEXVEIL_SPEED__STATISTICS", '"mean"')
     monkeypatch.setenv("HEXVEIL_FEED__DOMAIN__SOUTH", "far")
     with pytest.raises(ConfigError) as refused:
-        load_config(HOURLY)
+        load_config(hourly.BUS)
     assert "speed.statistics (from HEXVEIL_SPEED__STATISTICS): found 'mean'; write a list" in str(refused.value)
     assert "feed.domain.south (from HEXVEIL_FEED__DOMAIN__SOUTH): found 'far'; write a number" in str(refused.value)
 
@@ -308,7 +296,7 @@ def test_a_wrong_value_names_the_variable_that_it_came_from(monkeypatch):
 def test_a_list_or_section_that_is_no_json_names_its_variable(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError) as refused:
-        load_config(HOURLY)
+        load_config(hourly.BUS)
     assert f"{name}: found" in str(refused.value)
     assert "as JSON" in str(refused.value)
     assert len(str(refused.value)) < 500
@@ -333,11 +321,17 @@ def test_neither_user_nor_password_nor_the_value_of_a_key_is_shown(address, show
     assert "s3cret" not in redacted(address)
 
 
-TEXT = (
-    '# mine\n[window]\nslot = "1h" # an hour\n\n[speed]\n# statistics = ["p50"]\nstatistics = '
-    '["mean", '
-    '"variance"]\n[speed.more]\nslot = 1\n'
-)
+TEXT = """\
+# mine
+[window]
+slot = "1h" # an hour
+
+[speed]
+# statistics = ["p50"]
+statistics = ["mean", "variance"]
+[speed.more]
+slot = 1
+"""
 
 
 def test_only_the_named_keys_change_and_comments_stay():
@@ -376,16 +370,6 @@ def test_durations_are_written_in_their_largest_unit():
     assert [toml(span) for span in spans] == ['"1d"', '"4h"', '"90m"', '"45s"']
 
 
-@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000, "[0x" + "f" * 6000 + "]", "{ a = 0x" + "f" * 6000 + " }"])
-def test_values_that_are_too_deep_or_too_long_are_refused_as_any_wrong_value(tmp_path, value):
-    file = tmp_path / "c.toml"
-    text = BUS.read_text(encoding="utf-8").replace('topic = "bus.positions"', f"topic = {value}")
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError):
-        load_config(file)
-
-
-BUS_FLEET = REPO_ROOT / "config" / "bus-fleet.toml"
 PLACES = ("named.toml", "environment.toml", "hexveil.toml", "config/bus-fleet.toml")
 """From first to last resort; after them comes the shipped template."""
 
@@ -396,7 +380,7 @@ def test_the_order_is_command_line_environment_here_config_folder_template(last,
     there = PLACES[last:]
     for place in there:
         Path(place).parent.mkdir(exist_ok=True)
-        shutil.copy(BUS_FLEET, place)
+        shutil.copy(BUS, place)
     named = Path("named.toml") if "named.toml" in there else None
     environment = {"HEXVEIL_CONFIG": "environment.toml"} if "environment.toml" in there else {}
     chosen = find_config(named, "values", environment)
@@ -416,7 +400,7 @@ def test_every_relation_has_its_own_file_and_template(tmp_path, monkeypatch):
 
 def test_a_file_that_was_named_and_is_missing_is_never_replaced_by_another(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shutil.copy(BUS_FLEET, "hexveil.toml")
+    shutil.copy(BUS, "hexveil.toml")
     for chosen in (
         find_config(Path("no.toml"), "values", {}),
         find_config(None, "values", {"HEXVEIL_CONFIG": "no.toml"}),
@@ -430,7 +414,7 @@ def test_a_file_that_was_named_and_is_missing_is_never_replaced_by_another(tmp_p
 )
 def test_the_configuration_that_was_found_is_said_and_one_that_was_named_is_not(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shutil.copy(BUS_FLEET, "hexveil.toml")
+    shutil.copy(BUS, "hexveil.toml")
     result = CliRunner().invoke(app, ["check", *arguments])
     assert result.exit_code == 0
     assert result.stderr == said
@@ -451,12 +435,9 @@ def test_the_template_that_is_taken_is_that_of_the_relation_asked_for(tmp_path, 
 def test_relative_paths_are_relative_to_the_file_wherever_a_command_is_started(tmp_path, monkeypatch):
     file = tmp_path / "deployment" / "hexveil.toml"
     file.parent.mkdir()
-    kafka = (
-        '[kafka]\nsecurity_protocol = "SSL"\nca_file = "ca.pem"\ncertificate_file '
-        "= "
-        '"/etc/client.pem"\nkey_file = "/etc/client.key"\n'
-    )
-    file.write_text(BUS_FLEET.read_text().replace('user_key_file = "var/user.key"', "").partition("[kafka]")[0] + kafka)
+    kafka = '[kafka]\nsecurity_protocol = "SSL"\nca_file = "ca.pem"\ncertificate_file = "/etc/client.pem"\n'
+    kafka += 'key_file = "/etc/client.key"\n'
+    file.write_text(BUS.read_text().replace('user_key_file = "var/user.key"', "").partition("[kafka]")[0] + kafka)
     for folder in (tmp_path, file.parent):
         monkeypatch.chdir(folder)
         config = load_config(file if folder == tmp_path else "hexveil.toml")
@@ -467,9 +448,9 @@ def test_relative_paths_are_relative_to_the_file_wherever_a_command_is_started(t
 
 
 def test_paths_of_the_environment_and_of_callers_are_relative_to_the_working_folder(monkeypatch):
-    assert load_config(BUS_FLEET, **{"privacy.user_key_file": "mine.key"}).privacy.user_key_file == Path("mine.key")
+    assert load_config(BUS, **{"privacy.user_key_file": "mine.key"}).privacy.user_key_file == Path("mine.key")
     monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", "theirs.key")
-    assert load_config(BUS_FLEET).privacy.user_key_file == Path("theirs.key")
+    assert load_config(BUS).privacy.user_key_file == Path("theirs.key")
 
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -516,6 +497,13 @@ LIVE_ROWS = [(relation, row) for relation, row in ROWS if row.kind == "live"]
 CELL_KM2 = {5: "250", 6: "36", 7: "5", 8: "0.7"}
 
 
+def checked(file: Path, *options: str) -> str:
+    """What ``hexveil check`` says of a file that is sound."""
+    done = CliRunner().invoke(app, ["check", "--config", str(file), *options])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
 def written(path: Path, relation: NeighbouringRelation, vehicles: int, kind: str = "live") -> str:
     named = ["--relation", relation, "--vehicles", str(vehicles), "--map", kind]
     done = CliRunner().invoke(app, ["init", str(path), *named])
@@ -546,10 +534,9 @@ def test_the_typical_map_of_a_small_fleet_says_so_and_is_charged_as_a_live_one(t
     typical = load_config_of(file, "typical")
     assert (typical.public.map, typical.hexagons.resolution, typical.window.slot) == ("typical", 7, timedelta(hours=1))
     assert typical.privacy == live.privacy
-    said = CliRunner().invoke(app, ["check", "--config", str(file)]).output
-    assert "Typical, not live: the page opens on what each hour is usually like" in said
-    assert json.loads(CliRunner().invoke(app, ["check", "--config", str(file), "--json"]).output)["map"] == "typical"
-    assert "Typical" not in CliRunner().invoke(app, ["check", "--config", str(tmp_path / "live.toml")]).output
+    assert "Typical, not live: the page opens on what each hour is usually like" in checked(file)
+    assert json.loads(checked(file, "--json"))["map"] == "typical"
+    assert "Typical" not in checked(tmp_path / "live.toml")
 
 
 def load_config_of(file: Path, kind: str) -> Config:
@@ -569,13 +556,12 @@ def test_nothing_typical_is_promised_where_nothing_foretells_or_was_measured(tmp
 
 
 def test_the_shipped_riders_publish_no_more_cells_than_the_model_remembers(tmp_path):
-    said = CliRunner().invoke(app, ["check", "--config", str(REPO_ROOT / "config/riders-live.toml")]).output
+    said = checked(RIDERS)
     assert "Every window publishes 3166 cells" in said
     assert "remembers" not in said
-    wide = (REPO_ROOT / "config/riders-live.toml").read_text(encoding="utf-8").replace("south = 30.1", "south = 29.5")
-    (tmp_path / "wide.toml").write_text(wide, encoding="utf-8")
-    said = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "wide.toml")]).output
-    assert f"the model remembers {MOST_CELLS} of these cells. Make participation.geojson" in said
+    wide = tmp_path / "wide.toml"
+    wide.write_text(RIDERS.read_text(encoding="utf-8").replace("south = 30.1", "south = 29.5"), encoding="utf-8")
+    assert f"the model remembers {MOST_CELLS} of these cells. Make participation.geojson" in checked(wide)
 
 
 @pytest.mark.parametrize(
@@ -605,17 +591,14 @@ def test_the_readme_prints_the_table_and_the_picture_shows_it():
 @pytest.mark.parametrize("command", [["push", "--token-file"], ["hfp", "mqtts://agency.example", "--login"]])
 def test_a_command_refuses_a_secret_that_others_can_read(secret, command):
     secret.chmod(0o644)
-    done = CliRunner().invoke(app, [*command, str(secret), "--config", str(BUS_FLEET)])
+    done = CliRunner().invoke(app, [*command, str(secret), "--config", str(BUS)])
     assert done.exit_code == 2
     assert f"run: chmod 600 {secret}" in " ".join(done.stderr.split())
     assert "0123" not in done.output
 
 
-HOURLY_RIDERS = hourly.RIDERS
-
-
 @pytest.mark.parametrize("euler", [False, True], ids=["", "euler"])
-@pytest.mark.parametrize("file", [HOURLY, HOURLY_RIDERS])
+@pytest.mark.parametrize("file", [hourly.BUS, hourly.RIDERS])
 def test_the_commented_example_is_a_sound_configuration(file, euler, tmp_path):
     path = tmp_path / "c.toml"
     path.write_text(uncommented(file, euler=euler), encoding="utf-8")
@@ -629,11 +612,8 @@ def test_the_commented_example_is_a_sound_configuration(file, euler, tmp_path):
         assert set_here == known, "the example names every parameter"
 
 
-def test_every_mechanism_of_the_library_can_be_configured():
+def test_every_mechanism_and_inference_of_the_library_can_be_configured():
     assert sorted(MECHANISMS) == EVERY_MECHANISM
-
-
-def test_every_inference_of_the_library_can_be_configured():
     assert get_args(euler_inference.Inference) == get_args(Inference)
 
 
@@ -668,9 +648,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_a_bad_section_is_refused_with_its_key_and_a_remedy(tmp_path, relation, settings, says):
     with pytest.raises(ConfigError, match=says):
         with_histograms(relation, tmp_path, ["htf", "ug"], **settings)
-
-
-def test_under_zcdp_the_budget_must_bear_the_histograms_too(tmp_path):
     with pytest.raises(ConfigError, match=r"privacy.budget allows rho 12, below the 50.5 of one window"):
         with_histograms("zcdp", tmp_path, ["ug"], **{"histogram.epsilon": 10.0})
 
@@ -787,11 +764,9 @@ def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path):
     def check(config: str, *, as_json: bool) -> Any:
         file = tmp_path / "c.toml"
         file.write_text(config, encoding="utf-8")
-        done = CliRunner().invoke(app, ["check", "--config", str(file), *(["--json"] if as_json else [])])
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)["histogram"] if as_json else " ".join(done.stdout.split())
+        return json.loads(checked(file, "--json"))["histogram"] if as_json else " ".join(checked(file).split())
 
-    bus = uncommented(HOURLY, euler=True)
+    bus = uncommented(hourly.BUS, euler=True)
     report = check(bus, as_json=True)
     assert report["epsilon"] == {"euler": 0.25, "sparse": 0.25}
     costs = {name: report[name] for name in report if "cost" in name}
@@ -806,7 +781,7 @@ def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path):
     assert "pays epsilon 0.5 per window, and 12 if they have one in every window of a period" in text
     assert "budget 48.0 pays for 19 of 24 windows" in text
     assert "the whole epsilon for speed" in text
-    riders = uncommented(HOURLY_RIDERS)
+    riders = uncommented(hourly.RIDERS)
     assert "the whole epsilon for speed" not in check(riders, as_json=False)
     zcdp = re.sub(
         r"(?m)^epsilon = 2.0\nbudget = \S+$", 'accounting = "zcdp"\nbudget = 20.0\nwindows = 60\ndelta = 1e-6', riders

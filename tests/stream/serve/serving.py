@@ -32,6 +32,12 @@ def released(tmp_path: Path, rows: int = 200, **overrides: Any) -> list[Message]
     return build_messages(plan, contributions, Noise(), None)[0]
 
 
+def append(releases: Path, *windows: Iterable[Message]) -> None:
+    """Add the messages of the windows to a file of releases, which is made where there is none."""
+    with releases.open("a", encoding="utf-8") as file:
+        file.writelines(line_of(message) for window in windows for message in window)
+
+
 async def publish(bootstrap: str, messages: Iterable[Message]) -> None:
     """Send them in order."""
     producer = make_producer(KafkaConfig(bootstrap=bootstrap))
@@ -58,6 +64,14 @@ async def ready(client: TestClient) -> None:
     raise AssertionError("the service never caught up")
 
 
+async def json_of(client: TestClient, path: str, status: int = 200) -> Any:
+    """What the answer to this path says, which has the status."""
+    async with client.get(path) as answer:
+        body = await answer.json(content_type=None)
+        assert answer.status == status, (path, body)
+        return body
+
+
 def origin_of(client: TestClient) -> str:
     """Address of the service without a path."""
     return str(client.make_url("/")).rstrip("/")
@@ -76,7 +90,7 @@ async def served(config: Config, messages: Iterable[Message], basemap: Path | No
     """The service over a file with these messages, so that no other test's feeds are in it."""
     with tempfile.TemporaryDirectory() as folder:
         releases = Path(folder) / "releases.ndjson"
-        releases.write_text("".join(map(line_of, messages)), encoding="utf-8")
+        append(releases, messages)
         async with serving_file(config, releases, basemap) as client:
             yield client
 

@@ -21,19 +21,18 @@ from aiohttp import ClientSession, TCPConnector
 from aiohttp.test_utils import TestClient, TestServer
 
 from stream.local import REPO_ROOT
-from stream.messages.lines import line_of
-from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, validator
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, validator
 from stream.messages.range_query import MAX_CELLS
 from stream.serve import hexagons, histograms, sending
 from stream.serve.api import make_app
 from stream.serve.city.areas import centre_of
-from stream.serve.reading.files import FileSource
+from stream.serve.ogc import features as ogc
 from stream.serve.reading.intake import Arrival
 from stream.serve.received import received
 from stream.serve.static_files import LARGEST_RANGE, PMTILES, check_basemap
 from stream.serve.window_store import View
 from tests.stream.serve.made_windows import START, arrivals, outcomes, windows_of, with_histograms
-from tests.stream.serve.serving import ready, released, serving_file
+from tests.stream.serve.serving import released, served
 from tests.support.builders import bus_config
 
 FEED = {"feed.name": "bus"}
@@ -46,15 +45,20 @@ def complete(tmp_path: Path, view: View, count: int) -> list[str]:
     return [window.start for window in view.completed()]
 
 
-def forged(message: Message, **changes: object) -> bytes:
-    return json.dumps(json.loads(message.value) | changes).encode()
-
-
 def hour(number: int) -> dict[str, str]:
     return {
         "start": f"2018-{1 + number // 672:02d}-{1 + number // 24 % 28:02d}T{number % 24:02d}:00:00Z",
         "end": "2019-01-01T00:00:00Z",
     }
+
+
+def flood(tmp_path: Path, count: int) -> list[Arrival]:
+    """A cell of each of ``count`` windows without a close marker."""
+    body = json.loads(released(tmp_path)[0].value)
+    return [
+        Arrival(HEXAGON_SPEED, f"f{number}", json.dumps(body | {"window": hour(number)}).encode(), 0)
+        for number in range(count)
+    ]
 
 
 @pytest.mark.parametrize("year", ["1969", "1970", "1999", "0001"])
@@ -64,44 +68,39 @@ def test_a_window_before_2000_is_refused_so_that_no_timestamp_is_negative(tmp_pa
         assert received(message.topic, message.ce_id, old) is None
 
 
-@pytest.mark.parametrize("cell", ["0" * 15, "f" * 15, "87489e342fffff0"])
-def test_a_cell_that_h3_does_not_know_is_refused(tmp_path, cell):
-    assert not h3.is_valid_cell(cell)
-    assert received(HEXAGON_SPEED, "x", forged(released(tmp_path)[0], cell=cell)) is None
-
-
-NUMBERS = ("9" * 400, "1e308", "-1e308", "18446744073709551616")
-PLACES = (
-    ("epsilon",),
-    ("users",),
-    ("mean", "raw"),
-    ("mean", "scale"),
-    ("variance", "value"),
-    ("post_processed", "mean", "interval", 1),
-)
-
-
-def with_number(value: bytes, place: tuple[str | int, ...], number: str) -> bytes:
+def with_text(value: bytes, place: tuple[str | int, ...], text: str) -> bytes:
     body = node = json.loads(value)
     for part in place[:-1]:
         node = node[part]
     node[place[-1]] = "@"
-    return json.dumps(body).replace('"@"', number).encode()
+    return json.dumps(body).replace('"@"', text).encode()
 
 
-def test_a_number_that_overflows_what_readers_compute_is_refused(tmp_path):
+SCALE = ("mean", "scale")
+PLACES = (
+    ("epsilon",),
+    ("users",),
+    ("mean", "raw"),
+    SCALE,
+    ("variance", "value"),
+    ("post_processed", "mean", "interval", 1),
+)
+TOO_LARGE = ("9" * 400, "1e308", "-1e308", "18446744073709551616")
+NO_NOISE = ("1e-320", "1e-200", "-1")
+"""Scales below any that is drawn."""
+NO_CELLS = ("0" * 15, "f" * 15, "87489e342fffff0")
+
+
+def test_numbers_that_overflow_what_readers_compute_noise_that_is_never_drawn_and_unknown_cells_are_refused(tmp_path):
     cell, *_, marker = released(tmp_path)
-    assert received(HEXAGON_SPEED, "x", cell.value) is not None
-    for number, place in itertools.product(NUMBERS, PLACES):
-        assert received(HEXAGON_SPEED, "x", with_number(cell.value, place, number)) is None, (number, place)
-    assert received(WINDOW, "x", with_number(marker.value, ("clipping", "upper"), "1e200")) is None
-
-
-@pytest.mark.parametrize("scale", ["1e-320", "1e-200", "-1"])
-def test_noise_below_any_that_is_drawn_is_refused_and_none_at_all_is_not(tmp_path, scale):
-    value = released(tmp_path)[0].value
-    assert received(HEXAGON_SPEED, "x", with_number(value, ("mean", "scale"), scale)) is None
-    assert received(HEXAGON_SPEED, "x", with_number(value, ("mean", "scale"), "0.0")) is not None
+    wrong = [*itertools.product(PLACES, TOO_LARGE), *((SCALE, scale) for scale in NO_NOISE)]
+    wrong += [(("cell",), f'"{unknown}"') for unknown in NO_CELLS]
+    assert not any(map(h3.is_valid_cell, NO_CELLS))
+    for place, text in wrong:
+        assert received(HEXAGON_SPEED, "x", with_text(cell.value, place, text)) is None, (place, text)
+    for known in (cell.value, with_text(cell.value, SCALE, "0.0")):
+        assert received(HEXAGON_SPEED, "x", known) is not None
+    assert received(WINDOW, "x", with_text(marker.value, ("clipping", "upper"), "1e200")) is None
 
 
 def test_every_message_that_was_ever_pinned_is_within_the_bounds():
@@ -119,33 +118,25 @@ def test_every_message_that_was_ever_pinned_is_within_the_bounds():
 def test_messages_without_a_marker_evict_no_complete_window_and_are_forgotten_oldest_first(tmp_path):
     view = View(max_windows=8)
     known = complete(tmp_path, view, 5)
-    message = released(tmp_path)[0]
-    flood = [Arrival(HEXAGON_SPEED, f"f{n}", forged(message, window=hour(n)), 0) for n in range(900)]
-    assert set(outcomes(view, flood)) == {"taken"}
+    assert set(outcomes(view, flood(tmp_path, 900))) == {"taken"}
     assert [window.start for window in view.completed()] == known
     unmarked = [window.start for window in view.windows.values() if window.marker is None]
     assert unmarked == [hour(number)["start"] for number in range(892, 900)]
 
 
 def test_bytes_without_a_marker_evict_no_complete_window(tmp_path):
-    view = View()
-    known = complete(tmp_path, view, 3)
-    message = released(tmp_path)[0]
-    size = sum(window.size for window in view.windows.values())
-    bounded = View(max_bytes=4 * size)
-    complete(tmp_path, bounded, 3)
-    flood = [Arrival(HEXAGON_SPEED, f"f{n}", forged(message, window=hour(n)), 0) for n in range(400)]
+    most = 4 * sum(len(message.value) for message in itertools.chain(*windows_of(tmp_path, FEED, 3)))
+    view = View(max_bytes=most)
+    known, flooding = complete(tmp_path, view, 3), flood(tmp_path, 400)
     for first in range(0, 400, 10):
-        outcomes(bounded, flood[first : first + 10])
-        assert sum(window.size for window in bounded.windows.values()) <= 4 * size
-    assert [window.start for window in bounded.completed()] == known
+        outcomes(view, flooding[first : first + 10])
+        assert sum(window.size for window in view.windows.values()) <= most
+    assert [window.start for window in view.completed()] == known
 
 
 def test_what_was_forgotten_is_remembered_within_bounds(tmp_path):
-    view, message = View(max_windows=2, max_forgotten=50), released(tmp_path)[0]
-    hours = {f"f{n}": hour(n) for n in range(300)} | {"again": hour(290)}
-    flood = [Arrival(HEXAGON_SPEED, ce_id, forged(message, window=window), 0) for ce_id, window in hours.items()]
-    assert outcomes(view, flood)[-1] == "forgotten"
+    view, flooding = View(max_windows=2, max_forgotten=50), flood(tmp_path, 300)
+    assert outcomes(view, [*flooding, flooding[290]])[-1] == "forgotten"
     assert len(view.forgotten) == 50
 
 
@@ -162,15 +153,7 @@ def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_i
     tracemalloc.stop()
 
 
-def test_a_list_of_histograms_decodes_no_message_again(tmp_path):
-    messages, _ = with_histograms(tmp_path, FEED)
-    view = View()
-    outcomes(view, arrivals(messages, 1))
-    (window,) = view.windows.values()
-    for mechanism, value in window.histograms.items():
-        body = json.loads(value)
-        left = {name: body[name] for name in body if name not in ("feed", "window", "structure")}
-        assert json.loads(window.histogram_summaries[mechanism]) == left
+BASEMAP = "/dashboard/basemap.pmtiles"
 
 
 @asynccontextmanager
@@ -182,48 +165,39 @@ async def with_basemap(folder: Path, content: bytes) -> AsyncIterator[TestClient
         yield client
 
 
-@pytest.mark.parametrize(
-    ("asked", "first", "last"),
-    [
-        ("bytes=0-", 0, 2055),
-        ("bytes=8-", 8, 2055),
-        ("bytes=-10", 2046, 2055),
-        ("bytes=2000-99999999999999999999", 2000, 2055),
-    ],
-)
-async def test_an_open_range_of_a_basemap_ends_with_it(tmp_path, asked, first, last):
+RANGES = {
+    "bytes=0-": (0, 2055),
+    "bytes=8-": (8, 2055),
+    "bytes=-10": (2046, 2055),
+    "bytes=2000-99999999999999999999": (2000, 2055),
+}
+
+
+async def test_an_open_range_of_a_basemap_ends_with_it_and_no_file_beside_it_takes_its_place(tmp_path):
     content = b"PMTiles\x03" + bytes(range(256)) * 8
     async with with_basemap(tmp_path, content) as client:
-        answer = await client.get("/dashboard/basemap.pmtiles", headers={"Range": asked})
-        assert answer.headers["Content-Range"] == f"bytes {first}-{last}/2056"
-        assert await answer.read() == content[first : last + 1]
-
-
-@pytest.mark.parametrize(
-    ("asked", "status"),
-    [
-        ("bytes=99999999-", 416),
-        ("bytes=5-2", 416),
-        ("bytes=-0", 416),
-        ("Bytes=-00", 416),
-        ("bytes=0-1,4-5", 416),
-        ("bytes=a-b", 416),
-        (f"bytes=0-{LARGEST_RANGE}", 413),
-        (None, 413),
-    ],
-)
-async def test_ranges_that_are_none_and_too_large_ones_are_refused_with_a_remedy(tmp_path, asked, status):
-    async with with_basemap(tmp_path, PMTILES + bytes(LARGEST_RANGE)) as client:
-        answer = await client.get("/dashboard/basemap.pmtiles", headers={"Range": asked} if asked else {})
-        assert (answer.status, answer.content_type) == (status, "application/problem+json")
-        assert (await answer.json())["detail"].startswith("ask for")
-
-
-async def test_a_compressed_file_beside_a_basemap_is_not_taken_for_it(tmp_path):
-    async with with_basemap(tmp_path, PMTILES + b"\x03") as client:
+        for asked, (first, last) in RANGES.items():
+            answer = await client.get(BASEMAP, headers={"Range": asked})
+            assert answer.headers["Content-Range"] == f"bytes {first}-{last}/2056"
+            assert await answer.read() == content[first : last + 1]
         (tmp_path / "city.pmtiles.gz").write_bytes(b"\x1f\x8b of something else")
-        answer = await client.get("/dashboard/basemap.pmtiles", headers={"Accept-Encoding": "gzip"})
-        assert await answer.read() == PMTILES + b"\x03"
+        assert await (await client.get(BASEMAP, headers={"Accept-Encoding": "gzip"})).read() == content
+        (tmp_path / "city.pmtiles").unlink()
+        assert (await client.get(BASEMAP)).status == 404
+
+
+NO_RANGES = {
+    416: ["bytes=99999999-", "bytes=5-2", "bytes=-0", "Bytes=-00", "bytes=0-1,4-5", "bytes=a-b"],
+    413: [f"bytes=0-{LARGEST_RANGE}", None],
+}
+
+
+async def test_ranges_that_are_none_and_too_large_ones_are_refused_with_a_remedy(tmp_path):
+    async with with_basemap(tmp_path, PMTILES + bytes(LARGEST_RANGE)) as client:
+        for status, asked in ((status, asked) for status, texts in NO_RANGES.items() for asked in texts):
+            answer = await client.get(BASEMAP, headers={"Range": asked} if asked else {})
+            assert (answer.status, answer.content_type) == (status, "application/problem+json"), asked
+            assert (await answer.json())["detail"].startswith("ask for")
 
 
 async def test_a_client_that_reads_nothing_of_a_basemap_holds_no_file_and_loses_its_connection(tmp_path, monkeypatch):
@@ -241,12 +215,6 @@ async def test_a_client_that_reads_nothing_of_a_basemap_holds_no_file_and_loses_
         writer.close()
 
 
-async def test_a_basemap_that_was_removed_is_not_found(tmp_path):
-    async with with_basemap(tmp_path, PMTILES) as client:
-        (tmp_path / "city.pmtiles").unlink()
-        assert (await client.get("/dashboard/basemap.pmtiles")).status == 404
-
-
 WINDOWS = 30
 CHEAP = ("/api/v1/feeds", f"/api/v1/windows/{START}", "/ogc", "/dashboard/settings", "/api/v1/hexagons")
 """Paths of answers that are small, or kept because everybody asks for them."""
@@ -260,13 +228,13 @@ def boxes(path: str, count: int) -> list[str]:
 @pytest.fixture
 async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TestClient[Any, Any]]:
     """The service over many windows; of each kind of answer one is made at a time, and none waits."""
-    for module, name in ((hexagons, "MOST_WAITING"), (hexagons, "MOST_SELECTED"), (histograms, "MOST_WAITING")):
-        monkeypatch.setattr(module, name, 1)
+    for module in (hexagons, histograms, ogc):
+        monkeypatch.setattr(module, "MOST_WAITING", 1)
+    for name in ("MOST_SELECTED", "MAX_WAITING"):
+        monkeypatch.setattr(hexagons, name, 1)
     first, _ = with_histograms(tmp_path, FEED)
     _, *others = windows_of(tmp_path, FEED, WINDOWS)
-    releases = tmp_path / "releases.ndjson"
-    releases.write_text("".join(line_of(message) for window in (first, *others) for message in window))
-    async with serving_file(bus_config(tmp_path, **FEED), releases) as made:
+    async with served(bus_config(tmp_path, **FEED), itertools.chain(first, *others)) as made:
         yield made
 
 
@@ -281,6 +249,8 @@ def of_cells(cell: str, start: Callable[[int], str]) -> dict[str, list[str]]:
         "pasts": [f"/api/v1/cells/{cell}?limit={number}" for number in range(1, WINDOWS + 1)],
         "lists": [f"/api/v1/windows?limit={number}" for number in range(1, WINDOWS + 1)],
         "counts": boxes(f"/api/v1/histograms/{START}/count?mechanism=ug&", WINDOWS),
+        "ranges": [f"/api/v1/download.csv?from={START}&to={start(number)}" for number in range(WINDOWS - 1)],
+        "pages": [f"/ogc/collections/bus.all/items?limit={number}" for number in range(1, WINDOWS + 1)],
     }
 
 
@@ -294,7 +264,7 @@ async def test_of_each_kind_of_answer_few_are_made_or_wait_and_what_is_kept_need
         assert {answer.status for answer in answers[len(paths) :]} == {200}, kind
         refused = [answer for answer in answers if answer.status == 503]
         assert {answer.status for answer in answers} == {200, 503}, kind
-        assert {answer.headers["Retry-After"] for answer in refused} == {"5"}, kind
+        assert {answer.headers["Retry-After"] for answer in refused} == {"30" if kind == "ranges" else "5"}, kind
         assert (await client.get(paths[-1])).status == 200, kind
 
 
@@ -312,14 +282,11 @@ async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a
         return centre_of(*given)
 
     monkeypatch.setattr(hexagons, "centre_of", slowly)
-    releases = tmp_path / "releases.ndjson"
-    releases.write_text("".join(map(line_of, released(tmp_path, **FEED))))
     own, *flood = boxes("/api/v1/hexagons?", 100)
     async with (
-        TestClient(TestServer(make_app(bus_config(tmp_path, **FEED), source=FileSource(releases)))) as client,
+        served(bus_config(tmp_path, **FEED), released(tmp_path, **FEED)) as client,
         ClientSession(client.make_url("/"), connector=TCPConnector(local_addr=("127.0.0.2", 0))) as other,
     ):
-        await ready(client)
         assert (await other.get("/api/v1/hexagons")).status == 200
         asked = [asyncio.create_task(client.get(path)) for path in flood]
         try:

@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ from stream.messages.message import Message, rejected_message
 from stream.serve.api import SERVICE
 from stream.serve.reading.files import Follower, feed_in
 from tests.stream.serve.made_windows import windows_of, with_histograms
-from tests.stream.serve.serving import released, serving, serving_file
+from tests.stream.serve.serving import append, json_of, released, served, serving, serving_file
 from tests.support import hourly
 from tests.support.builders import bus_config
 from tests.support.environment import fetched
@@ -44,40 +44,37 @@ def counted(client: TestClient, name: str) -> float:
     return client.server.app[SERVICE].metrics.registry.get_sample_value(f"hexveil_public_{name}_total") or 0.0
 
 
+async def are_read(client: TestClient, windows: int) -> None:
+    """Wait until as many windows became complete."""
+    await until_true(lambda: counted(client, "windows") == windows, PATIENCE_SECONDS)
+
+
 async def starts(client: TestClient) -> list[str]:
     """Hours of the complete windows, oldest first."""
-    windows = (await (await client.get("/api/v1/windows")).json())["windows"]
+    windows = (await json_of(client, "/api/v1/windows"))["windows"]
     return [window["window"]["start"][11:13] for window in windows if window["complete"]][::-1]
 
 
 @asynccontextmanager
-async def following(tmp_path: Path, text: str) -> AsyncIterator[tuple[TestClient, Path]]:
+async def following(tmp_path: Path, *windows: Iterable[Message]) -> AsyncIterator[tuple[TestClient, Path]]:
     file = tmp_path / "releases.ndjson"
-    file.write_text(text)
+    append(file, *windows)
     async with serving_file(bus_config(tmp_path), file) as client:
         yield client, file
 
 
+PATHS = ("windows", "hexagons", "histograms", "hexagons?format=geojson", "windows/2017-03-21T12:00:00Z/download.csv")
+
+
 async def answers(client: TestClient) -> dict[str, Any]:
-    paths = (
-        "windows",
-        "hexagons",
-        "histograms",
-        "hexagons?format=geojson",
-        "windows/2017-03-21T12:00:00Z/download.csv",
-    )
-    return {path: await (await client.get(f"/api/v1/{path}")).read() for path in paths}
+    return {path: await (await client.get(f"/api/v1/{path}")).read() for path in PATHS}
 
 
 async def test_a_file_is_served_as_the_topics_with_the_same_messages_are(kafka, tmp_path, topic_name):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     windows = windows_of(tmp_path, overrides, 2)
-    config = bus_config(tmp_path, **overrides)
-    (tmp_path / "r.ndjson").write_text(text_of(*windows))
-    async with (
-        serving(config, [*windows[0], *windows[1]]) as by_topics,
-        serving_file(config, tmp_path / "r.ndjson") as by_file,
-    ):
+    config, messages = bus_config(tmp_path, **overrides), [*windows[0], *windows[1]]
+    async with serving(config, messages) as by_topics, served(config, messages) as by_file:
         answered = await answers(by_topics), await answers(by_file)
     for both in answered:  # a marker's number is its place among the markers of all feeds
         both["windows"] = [{**w, "event_id": 0} for w in json.loads(both["windows"])["windows"]]
@@ -89,7 +86,7 @@ async def test_a_file_is_served_as_the_topics_with_the_same_messages_are(kafka, 
 
 async def test_windows_appear_as_the_file_grows_and_a_half_written_line_waits_for_its_end(tmp_path):
     first, second = windows_of(tmp_path, FEED, 2)
-    async with following(tmp_path, text_of(first)) as (client, file):
+    async with following(tmp_path, first) as (client, file):
         assert await starts(client) == ["12"]
         stream = await client.get("/api/v1/stream?after=0")
         rest = text_of(second)
@@ -98,7 +95,7 @@ async def test_windows_appear_as_the_file_grows_and_a_half_written_line_waits_fo
                 out.write(rest[place : place + 997])
                 out.flush()
                 await asyncio.sleep(0.01)
-        await until_true(lambda: counted(client, "windows") == 2, PATIENCE_SECONDS)
+        await are_read(client, 2)
         assert await starts(client) == ["12", "13"]
         assert counted(client, "messages_invalid") == 0
         received = b""
@@ -110,13 +107,14 @@ async def test_windows_appear_as_the_file_grows_and_a_half_written_line_waits_fo
 
 async def test_a_rotated_file_is_read_to_its_end_and_then_the_one_that_took_its_name(tmp_path):
     first, second, third = windows_of(tmp_path, FEED, 3)
-    async with following(tmp_path, text_of(first)) as (client, file):
+    async with following(tmp_path, first) as (client, file):
         file.rename(tmp_path / "releases.1")
+        append(tmp_path / "releases.1", second)
         with (tmp_path / "releases.1").open("a") as out:
-            out.write(text_of(second) + '{"topic":"hexveil.win')
+            out.write('{"topic":"hexveil.win')
         await asyncio.sleep(0.6)
-        file.write_text(text_of(third))
-        await until_true(lambda: counted(client, "windows") == 3, PATIENCE_SECONDS)
+        append(file, third)
+        await are_read(client, 3)
         assert await starts(client) == ["12", "13", "14"]
         assert counted(client, "messages_invalid") == 1, "the line that its file ended in the middle of"
 
@@ -124,7 +122,7 @@ async def test_a_rotated_file_is_read_to_its_end_and_then_the_one_that_took_its_
 @pytest.mark.parametrize("longer", [False, True])
 async def test_a_truncated_file_is_read_anew_and_known_windows_stay(tmp_path, longer):
     first, second, third = windows_of(tmp_path, FEED, 3)
-    async with following(tmp_path, text_of(first)) as (client, file):
+    async with following(tmp_path, first) as (client, file):
         with file.open("r+") as out:  # in place: the same file, shorter or longer than what was read
             out.truncate(0)
             out.write(text_of(second, third) if longer else text_of(second)[:-200])
@@ -133,8 +131,8 @@ async def test_a_truncated_file_is_read_anew_and_known_windows_stay(tmp_path, lo
             with file.open("r+") as out:
                 out.truncate(0)
             await asyncio.sleep(0.6)
-            file.write_text(text_of(second, third))
-        await until_true(lambda: counted(client, "windows") == 3, PATIENCE_SECONDS)
+            append(file, second, third)
+        await are_read(client, 3)
         assert await starts(client) == ["12", "13", "14"]
 
 
@@ -153,32 +151,28 @@ HOSTILE = [
 ]
 
 
-async def test_forged_lines_are_counted_and_the_windows_after_them_are_served(tmp_path):
+async def test_forged_lines_are_counted_unlike_reports_of_rejected_input_and_windows_after_them_are_served(tmp_path):
     first, second = windows_of(tmp_path, FEED, 2)
-    async with following(tmp_path, text_of(first)) as (client, file):
-        with file.open("ab") as out:
-            out.write(b"\n".join(HOSTILE) + b"\n" + text_of(second).encode())
-        await until_true(lambda: counted(client, "windows") == 2, PATIENCE_SECONDS)
-        assert counted(client, "messages_invalid") == len(HOSTILE) - 1, "an empty line is nothing"
-
-
-async def test_reports_of_rejected_input_in_the_file_are_no_releases_and_no_fault(tmp_path):
     report = rejected_message("bus", "not-json", "bus.positions", 0, 1, 2, 2)
-    async with following(tmp_path, line_of(report) + text_of(released(tmp_path))) as (client, _):
-        assert await starts(client) == ["12"]
-        assert counted(client, "messages_invalid") == 0
+    async with following(tmp_path, first) as (client, file):
+        with file.open("ab") as out:
+            out.write(b"\n".join(HOSTILE) + b"\n")
+        append(file, [report], second)
+        await are_read(client, 2)
+        assert counted(client, "messages_invalid") == len(HOSTILE) - 1, "an empty line is nothing"
 
 
 async def test_a_line_of_200_megabytes_is_passed_over_without_being_kept(tmp_path):
     first, second = windows_of(tmp_path, FEED, 2)
-    async with following(tmp_path, text_of(first)) as (client, file):
+    async with following(tmp_path, first) as (client, file):
         before = psutil.Process().memory_info().rss
         with file.open("ab") as out:
             for _ in range(200):
                 out.write(b'{"a":' * 200_000)
         await until_true(lambda: counted(client, "messages_invalid") == 1, PATIENCE_SECONDS)
         with file.open("ab") as out:
-            out.write(b"\n" + text_of(second).encode())
+            out.write(b"\n")
+        append(file, second)
         highest = 0
         while counted(client, "windows") < 2:
             highest = max(highest, psutil.Process().memory_info().rss - before)
@@ -203,36 +197,37 @@ async def test_every_file_of_a_folder_is_read_and_new_ones_too(tmp_path):
     first, second, third = windows_of(tmp_path, FEED, 3)
     folder = tmp_path / "releases"
     folder.mkdir()
-    (folder / "b.ndjson").write_text(text_of(second))
-    (folder / "a.ndjson").write_text(text_of(first))
+    append(folder / "b.ndjson", second)
+    append(folder / "a.ndjson", first)
     (folder / "notes.txt").write_text("nothing\n")
-    (folder / "pipe.ndjson").unlink(missing_ok=True)
     os.mkfifo(folder / "pipe.ndjson")
     async with serving_file(bus_config(tmp_path), folder) as client:
         assert await starts(client) == ["12", "13"]
-        (folder / "c.ndjson").write_text(text_of(third))
-        await until_true(lambda: counted(client, "windows") == 3, PATIENCE_SECONDS)
+        append(folder / "c.ndjson", third)
+        await are_read(client, 3)
         (folder / "a.ndjson").unlink()
         await asyncio.sleep(0.6)
         assert await starts(client) == ["12", "13", "14"]
-        listed = (await (await client.get("/api/v1/windows")).json())["windows"]
+        listed = (await json_of(client, "/api/v1/windows"))["windows"]
         assert [window["event_id"] for window in listed] == [3, 2, 1]
         assert counted(client, "messages_invalid") == 0
 
 
-@pytest.mark.parametrize("what", ["absent", "recording", "pipe"])
-def test_what_holds_no_releases_is_refused_with_the_command_that_makes_some(hexveil, tmp_path, what):
-    file = tmp_path / "day.ndjson"
-    if what == "recording":
-        file.write_text('{"user":"a","time":1490097600000,"lat":30.2,"lng":-97.7,"speed":12.0}\n')
-    elif what == "pipe":
-        os.mkfifo(file)
-    command = [*hexveil, "serve", str(file)]
-    command += ["--config", str(hourly.BUS)]
+FIX = json.dumps({"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}) + "\n"
+NO_RELEASES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "absent": (lambda file: None, "no such file"),
+    "a recording": (lambda file: file.write_text(FIX), "no releases"),
+    "a pipe": (os.mkfifo, "neither a file nor a folder"),
+}
+
+
+@pytest.mark.parametrize(("make", "said"), NO_RELEASES.values(), ids=NO_RELEASES)
+def test_what_holds_no_releases_is_refused_with_the_command_that_makes_some(hexveil, tmp_path, make, said):
+    make(tmp_path / "day.ndjson")
+    command = [*hexveil, "serve", str(tmp_path / "day.ndjson"), "--config", str(hourly.BUS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPO_ROOT, check=False)
     assert done.returncode == 2
-    remedy = {"absent": "no such file", "recording": "no releases", "pipe": "neither a file nor a folder"}[what]
-    assert remedy in done.stderr
+    assert said in done.stderr
     assert "--out" in done.stderr
 
 
@@ -240,7 +235,8 @@ def test_the_feed_of_a_file_is_that_of_its_first_release(tmp_path):
     file = tmp_path / "r.ndjson"
     file.write_text("")
     assert feed_in(file) is None
-    file.write_text("rubbish\n" + text_of(released(tmp_path, **{"feed.name": "riders"})))
+    file.write_text("rubbish\n")
+    append(file, released(tmp_path, **{"feed.name": "riders"}))
     assert feed_in(file) == "riders"
 
 
@@ -248,15 +244,10 @@ def test_a_replayed_recording_and_serve_are_all_that_a_dashboard_needs(hexveil, 
     port = free_port()
     environment = {**os.environ, "PYTHONPATH": str(REPO_ROOT), "HEXVEIL_PUBLIC__PORT": str(port)}
     environment |= {"HEXVEIL_KAFKA__BOOTSTRAP": "127.0.0.1:9", "HEXVEIL_REDIS__URL": "redis://127.0.0.1:9/0"}
-    fix = {"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}
-    (tmp_path / "day.ndjson").write_text(json.dumps(fix) + "\n")
+    (tmp_path / "day.ndjson").write_text(FIX)
     config = ("--config", str(hourly.BUS))
-    subprocess.run(
-        [*hexveil, "replay", "day.ndjson", "--offline", "--out", "releases.ndjson", *config],
-        cwd=tmp_path,
-        env=environment,
-        check=True,
-    )
+    replay = [*hexveil, "replay", "day.ndjson", "--offline", "--out", "releases.ndjson", *config]
+    subprocess.run(replay, cwd=tmp_path, env=environment, check=True)
     with subprocess.Popen([*hexveil, "serve", "releases.ndjson", *config], cwd=tmp_path, env=environment) as serve:
         try:
             body = json.loads(fetched(f"http://127.0.0.1:{port}/api/v1/hexagons"))
@@ -299,9 +290,8 @@ def ramp(name: str) -> list[str]:
 @pytest.mark.parametrize("name", ["hexagons", "heat"])
 async def test_every_feature_has_the_one_colour_of_its_value_and_what_is_unsure_is_fainter(tmp_path, name):
     messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
-    (tmp_path / "releases.ndjson").write_text("".join(map(line_of, messages)), encoding="utf-8")
     read = tmp_path / "read.gpkg"
-    async with serving_file(bus_config(tmp_path, **{"feed.name": "bus"}), tmp_path / "releases.ndjson") as client:
+    async with served(bus_config(tmp_path), messages) as client:
         command = ["ogr2ogr", str(read), ADDRESSES[name].format(client.make_url("/")), *LAYERS[name]]
         assert await (await asyncio.create_subprocess_exec(*command)).wait() == 0
 
@@ -330,13 +320,10 @@ def test_classes_and_colours_are_those_of_the_dashboard():
 
 async def test_other_numbers_of_a_complete_window_are_refused_and_change_no_answer(tmp_path):
     window, other = released(tmp_path), released(tmp_path)
-    async with following(tmp_path, text_of(window)) as (client, file):
+    async with following(tmp_path, window) as (client, file):
         before = await answers(client)
-        with file.open("a") as out:
-            out.write(text_of(other) + text_of(window))
-        await until_true(
-            lambda: counted(client, "messages_invalid") + counted(client, "messages_duplicate") == 2 * len(window),
-            PATIENCE_SECONDS,
-        )
+        append(file, other, window)
+        names = ("messages_invalid", "messages_duplicate")
+        await until_true(lambda: sum(counted(client, name) for name in names) == 2 * len(window), PATIENCE_SECONDS)
         assert counted(client, "messages_invalid") > 0
         assert await answers(client) == before

@@ -15,7 +15,6 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from stream.config import Config
-from stream.messages.lines import line_of
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, digest, window_message
 from stream.serve.api import SERVICE, make_app
 from stream.serve.metrics import PublicMetrics
@@ -26,8 +25,8 @@ from stream.serve.window_store import View, WindowView
 from stream.windows import Window
 from tests.stream.serve.city import BUSY, city_config, window
 from tests.stream.serve.made_places import WEST_SIDE, city_files
-from tests.stream.serve.made_windows import arrivals, histogram_message, outcomes
-from tests.stream.serve.serving import ready, released
+from tests.stream.serve.made_windows import START, arrivals, histogram_message, outcomes
+from tests.stream.serve.serving import append, ready, released
 from tests.support.builders import SLOT, bus_config
 
 HOUR = Window(SLOT, SLOT + 3600)
@@ -37,22 +36,17 @@ MOST_SECONDS = 240
 """How long a machine that is busy with other things may take to read a large file."""
 
 
-def large_window(tmp_path: Path, feed: str, cells: int, histograms: int) -> list[Message]:
+def large_window(tmp_path: Path, cells: int, histograms: int) -> list[Message]:
     """A window of small messages, one per cell, and large ones, one per histogram, with its marker last."""
-    *small, marker = released(tmp_path, **{"feed.name": feed})
-    body = json.loads(small[0].value)
+    *small, marker = released(tmp_path)
+    feed, body = "bus", json.loads(small[0].value)
     chosen = sorted(h3.grid_disk(h3.latlng_to_cell(30.27, -97.74, 10), 100))[:cells]
     made = [window_message(HEXAGON_SPEED, feed, HOUR, cell, cell, body | {"cell": cell}) for cell in chosen]
     body = json.loads(histogram_message(feed, "ug").value)
     body["domain"] |= {"rows": GRID_SIDE, "columns": GRID_SIDE}
     edges, row = list(range(GRID_SIDE + 1)), [column % 7 for column in range(GRID_SIDE)]
-    body["structure"] = {
-        "kind": "grid",
-        "x_edges": edges,
-        "y_edges": edges,
-        "counts": [row] * GRID_SIDE,
-        "variances": 2.0,
-    }
+    grid = {"kind": "grid", "x_edges": edges, "y_edges": edges, "counts": [row] * GRID_SIDE, "variances": 2.0}
+    body["structure"] = grid
     for mechanism in (f"m{number:04d}" for number in range(histograms)):
         made.append(window_message(SPATIAL_HISTOGRAM, feed, HOUR, mechanism, feed, body | {"mechanism": mechanism}))
     promise = {"messages": len(made), "digest": digest(message.value for message in made)}
@@ -69,7 +63,7 @@ async def test_no_message_is_checked_in_the_thread_of_the_event_loop(tmp_path, m
 
     monkeypatch.setattr("stream.serve.reading.intake.received", noted)
     releases = tmp_path / "releases.ndjson"
-    releases.write_text("".join(map(line_of, large_window(tmp_path, "bus", cells=2_000, histograms=3))))
+    append(releases, large_window(tmp_path, cells=2_000, histograms=3))
     app = make_app(bus_config(tmp_path), source=FileSource(releases))
     async with asyncio.timeout(MOST_SECONDS), TestClient(TestServer(app)) as client:
         while not app[SERVICE].view.completed("bus"):
@@ -77,6 +71,18 @@ async def test_no_message_is_checked_in_the_thread_of_the_event_loop(tmp_path, m
             await asyncio.sleep(0.05)
     assert threads
     assert all(name.startswith("intake") for name in threads)
+
+
+@asynccontextmanager
+async def taking(metrics: PublicMetrics) -> AsyncIterator[tuple[Intake, list[WindowView]]]:
+    """An intake that has caught up, and the windows that it announces."""
+    announced: list[WindowView] = []
+    intake = Intake(View(), metrics, "bus", announced.append)
+    intake.caught_up.set()
+    try:
+        yield intake, announced
+    finally:
+        intake.close()
 
 
 async def test_messages_are_checked_in_their_order_and_in_pieces_of_bounded_size(tmp_path, monkeypatch):
@@ -89,48 +95,36 @@ async def test_messages_are_checked_in_their_order_and_in_pieces_of_bounded_size
         return await in_thread(self, work, argument)
 
     monkeypatch.setattr(Intake, "in_thread", noted)
-    messages = large_window(tmp_path, "bus", cells=2_000, histograms=3)
-    arrivals = [Arrival(message.topic, message.ce_id, message.value, 1) for message in messages]
-    announced: list[WindowView] = []
-    intake = Intake(View(), PublicMetrics(), "bus", announced.append)
-    intake.caught_up.set()
-    await intake.take(arrivals)
-    intake.close()
-    assert [arrival for piece in pieces for arrival in piece] == arrivals
+    messages = arrivals(large_window(tmp_path, cells=2_000, histograms=3), 1)
+    async with taking(PublicMetrics()) as (intake, announced):
+        await intake.take(messages)
+    assert [arrival for piece in pieces for arrival in piece] == messages
     assert len(pieces) >= 7
     assert all(len(piece) == 1 or sum(len(a.value) for a in piece) <= PIECE_BYTES for piece in pieces)
     assert [window.complete for window in announced] == [True]
 
 
 async def test_readers_who_ask_for_much_do_not_hold_up_the_intake(tmp_path):
-    arrivals = [Arrival(message.topic, message.ce_id, message.value, 1) for message in released(tmp_path)]
-    announced: list[WindowView] = []
-    intake = Intake(View(), PublicMetrics(), "bus", announced.append)
-    intake.caught_up.set()
     end = threading.Event()
     asked = [asyncio.create_task(asyncio.to_thread(end.wait)) for _ in range(200)]
-    try:
-        await asyncio.sleep(0)
-        async with asyncio.timeout(120):
-            await intake.take(arrivals)
-        assert len(announced) == 1
-    finally:
-        end.set()
-        await asyncio.gather(*asked)
-        intake.close()
+    async with taking(PublicMetrics()) as (intake, announced):
+        try:
+            await asyncio.sleep(0)
+            async with asyncio.timeout(120):
+                await intake.take(arrivals(released(tmp_path), 1))
+            assert len(announced) == 1
+        finally:
+            end.set()
+            await asyncio.gather(*asked)
 
 
 async def test_the_newest_window_is_of_the_configured_feed_in_whichever_order_windows_arrive(tmp_path):
-    metrics = PublicMetrics()
-    intake = Intake(View(), metrics, "bus", lambda window: None)
-    ends = []
-    try:
+    metrics, ends = PublicMetrics(), []
+    async with taking(metrics) as (intake, _):
         for feed, hour in (("bus", 1), ("bus", 0), ("tram", 3), ("bus", 2)):
             messages = window(city_config(tmp_path, **{"feed.name": feed}), hour)
             assert (await intake.take(arrivals(messages, 1)))[-1] == "completed"
             ends.append(metrics.registry.get_sample_value("hexveil_public_last_window_seconds"))
-    finally:
-        intake.close()
     assert ends == [SLOT + hours * 3600 for hours in (2, 2, 2, 3)]
 
 
@@ -149,9 +143,6 @@ def test_a_marker_a_summary_or_an_identifier_that_is_too_long_is_refused_and_non
     assert set(outcomes(view, refused)) == {"invalid"}
     assert not view.windows
     assert outcomes(view, arrivals(cells[:1])) == ["taken"]
-
-
-START = "2017-03-21T12:00:00Z"
 
 
 def ring(half: float) -> str:
@@ -175,7 +166,7 @@ async def before_the_digest(
 
     monkeypatch.setattr(WindowView, "agreeing", later)
     releases = tmp_path / "releases.ndjson"
-    releases.write_text("".join(map(line_of, window(config, 0))))
+    append(releases, window(config, 0))
     async with TestClient(TestServer(make_app(config, source=FileSource(releases)))) as client:
         try:
             async with asyncio.timeout(60):
@@ -218,7 +209,7 @@ async def test_an_answer_from_before_a_window_is_complete_has_another_tag_than_t
     tmp_path, monkeypatch, path
 ):
     asked = path.rstrip("?&") if "scheduled" in path else f"{path}window={START}"
-    config = city_config(tmp_path, **{"feed.name": "bus"} | city_files(tmp_path))
+    config = city_config(tmp_path, **city_files(tmp_path))
     async with before_the_digest(config, tmp_path, monkeypatch) as (client, checked):
         before = await client.get(asked)
         assert (await before.json())["complete"] is False
@@ -226,17 +217,3 @@ async def test_an_answer_from_before_a_window_is_complete_has_another_tag_than_t
         await ready(client)
         after = await client.get(asked, headers={"If-None-Match": before.headers["ETag"]})
         assert (await after.json())["complete"] is True
-
-
-def test_a_window_that_became_complete_has_another_tag(tmp_path):
-    view, messages = View(), released(tmp_path, **{"feed.name": "bus"})
-    for number, message in enumerate(messages, 1):
-        taken = received(message.topic, message.ce_id, message.value, number)
-        assert taken is not None
-        assert view.put(taken) == "taken"
-    (full,) = view.windows.values()
-    before, cells = full.tag, full.agreeing()
-    assert cells is not None
-    view.finish(full, cells)
-    assert full.tag != before
-    assert json.loads(full.described().summary)["complete"]

@@ -3,29 +3,28 @@ weighted means of earlier releases, and depend on nothing else."""
 
 import json
 from datetime import date, datetime
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from stream.config import Config
-from stream.messages.lines import line_of
 from stream.messages.message import Message
 from stream.serve.alerts.rules import Usual
 from stream.serve.hexagons import OtherDay, other_day
 from stream.serve.window_store import View, WindowView, local_start, start_at
-from tests.stream.serve.city import USUAL_DAY, city_config, window
+from tests.stream.serve.city import city_config, window
 from tests.stream.serve.made_windows import arrivals, outcomes
-from tests.stream.serve.serving import serving_file
+from tests.stream.serve.serving import json_of, served
+from tests.support.builders import SLOT
 
 DAY, WEEK = 24, 7 * 24
 """Hours."""
-FORWARD, BACK = date(2017, 3, 12), date(2017, 11, 5)
-"""Sundays on which Chicago's clocks changed at 02:00. Hour 0 of the tests is Tuesday 2017-03-21, 07:00 there."""
 
 
-def hour_of(day: date, local: int, winter: bool = False) -> int:
-    """Hours from hour 0 to that time of a day, in summer time unless ``winter``."""
-    return (day - date(2017, 3, 21)).days * DAY + local - 7 + winter
+def hours_to(starts: str) -> list[int]:
+    """From hour 0, Tuesday 2017-03-21 12:00 UTC or 07:00 in Chicago, to those starts of that year in UTC."""
+    return [round((datetime.fromisoformat(f"2017-{start}:00Z").timestamp() - SLOT) / 3600) for start in starts.split()]
 
 
 def view_of(*windows: list[Message], most: int = 840) -> View:
@@ -63,7 +62,7 @@ def test_a_week_before_is_compared_with_or_else_the_day_before(config):
     assert said(found(view_of(now), start)) == ("2017-03-20", None, "none"), "nobody knows whether there was one"
 
 
-def test_a_window_of_other_settings_is_not_compared_with_and_the_day_before_is_looked_at(config):
+def test_a_window_of_other_settings_or_length_is_not_compared_with_and_the_day_before_is_looked_at(tmp_path, config):
     start = "2017-03-21T12:00:00Z"
     week, day, now = released(config, -WEEK, -DAY, 0)
     marker = json.loads(week[-1].value)
@@ -72,30 +71,16 @@ def test_a_window_of_other_settings_is_not_compared_with_and_the_day_before_is_l
         view = view_of(other, day, now)
         assert said(found(view, start, date(2017, 3, 14))) == ("2017-03-14", None, "settings"), changes
         assert said(found(view, start)) == ("2017-03-20", "2017-03-20T12:00:00Z", None), changes
-
-
-def test_a_window_of_another_length_is_not_compared_with(tmp_path, config):
     longer = city_config(tmp_path, **{"window.slot": "4h"})
     view = view_of(window(config, 1 - DAY), window(longer, 1))
     assert said(found(view, "2017-03-21T13:00:00Z")) == ("2017-03-20", None, "settings")
 
 
-def test_a_slot_that_ends_at_another_local_time_after_a_change_of_the_clocks_is_not_compared_with(tmp_path):
-    """On the Sunday in March the first slot of four hours lasts until 05:00, and the second begins then."""
-    config = city_config(tmp_path, **{"window.slot": "4h"})
-    midnight, monday = hour_of(FORWARD, 0, winter=True), hour_of(date(2017, 3, 13), 0)
-    view = view_of(*released(config, midnight, midnight + 4, monday, monday + 8))
-    assert said(found(view, "2017-03-13T05:00:00Z", FORWARD)) == ("2017-03-12", None, "clocks")
-    assert said(found(view, "2017-03-12T10:00:00Z", date(2017, 3, 13))) == ("2017-03-13", None, "clocks")
-    autumn = view_of(*released(config, hour_of(BACK, 0), hour_of(date(2017, 11, 6), 0, winter=True)))
-    assert said(found(autumn, "2017-11-06T06:00:00Z", BACK)) == ("2017-11-05", None, "clocks")
-
-
 def test_a_window_whose_close_marker_has_not_arrived_has_no_zone_so_nothing_stands_beside_it(config):
     """12:00 UTC is 06:00 in Chicago on 10 March, and 07:00 on 14 March."""
-    before = hour_of(date(2017, 3, 10), 7, winter=True)
-    view = view_of(*released(config, before - 1, before))
-    outcomes(view, arrivals(window(config, before + 4 * DAY - 1)[:-1]))
+    *before, after = released(config, *hours_to("03-10T12 03-10T13 03-14T12"))
+    view = view_of(*before)
+    outcomes(view, arrivals(after[:-1]))
     assert said(found(view, "2017-03-14T12:00:00Z", date(2017, 3, 10))) == ("2017-03-10", None, "incomplete")
 
 
@@ -113,34 +98,36 @@ def test_the_oldest_and_the_newest_window_are_those_of_the_feed_as_it_is_now(con
     assert view.span("tram") is None
 
 
-def test_the_local_hour_is_the_same_on_both_sides_of_a_change_of_the_clocks(config):
-    """07:00 in Chicago is 13:00 UTC before 2017-03-12, and 12:00 UTC after it."""
-    before = hour_of(date(2017, 3, 10), 7, winter=True)
-    view = view_of(*released(config, before - 1, before, before + 4 * DAY - 1))
-    assert said(found(view, "2017-03-14T12:00:00Z", date(2017, 3, 10))) == ("2017-03-10", "2017-03-10T13:00:00Z", None)
-    last_before = view_of(*released(config, hour_of(FORWARD, 1, winter=True), hour_of(date(2017, 3, 13), 1)))
-    assert said(found(last_before, "2017-03-13T06:00:00Z", FORWARD)) == ("2017-03-12", "2017-03-12T07:00:00Z", None)
+KEPT = {
+    "1h": "03-10T12 03-10T13 03-12T07 03-12T08 03-13T06 03-13T07 03-14T12 10-29T06 11-05T06 11-05T07 11-06T07",
+    "3h": "03-12T06 03-12T12 03-13T11",
+    "4h": "03-12T06 03-12T10 03-13T05 03-13T13 11-05T05 11-06T06",
+}
+"""Starts in UTC of the windows of each length, beside the Sundays 2017-03-12 and 2017-11-05 on which Chicago's clocks
+changed at 02:00. Slots are counted from midnight in elapsed time: on the one in March those of three hours begin at 0,
+4, 7, … o'clock, and of those of four hours the first lasts until 05:00."""
+BESIDE = {
+    "1h": [
+        ("03-14T12", "03-10", "03-10T13"),  # 07:00 in Chicago
+        ("03-13T06", "03-12", "03-12T07"),
+        ("03-13T07", "03-12", None),  # the clocks skipped this hour
+        ("11-06T07", "11-05", "11-05T06"),  # and repeated this one
+        ("11-05T06", "10-29", "10-29T06"),
+        ("11-05T07", "10-29", "10-29T06"),
+    ],
+    "3h": [("03-13T11", "03-12", None)],
+    "4h": [("03-13T05", "03-12", None), ("03-12T10", "03-13", None), ("11-06T06", "11-05", None)],
+}
+"""Start in UTC, other day, and start of the window that stands beside it."""
 
 
-def test_an_hour_that_the_clocks_skip_has_no_window_and_one_that_they_repeat_has_two(config):
-    skipped = released(config, hour_of(FORWARD, 1, winter=True), hour_of(FORWARD, 3), hour_of(date(2017, 3, 13), 2))
-    assert said(found(view_of(*skipped), "2017-03-13T07:00:00Z", FORWARD)) == ("2017-03-12", None, "clocks")
-    again = hour_of(BACK, 1)
-    monday = hour_of(date(2017, 11, 6), 1, winter=True)
-    view = view_of(*released(config, again - WEEK, again, again + 1, monday))
-    assert said(found(view, "2017-11-06T07:00:00Z", BACK))[1] == "2017-11-05T06:00:00Z"
-    for start in ("2017-11-05T06:00:00Z", "2017-11-05T07:00:00Z"):
-        assert said(found(view, start)) == ("2017-10-29", "2017-10-29T06:00:00Z", None)
-
-
-def test_a_slot_that_begins_at_another_hour_after_a_change_is_not_taken_for_the_same(tmp_path):
-    """Slots of three hours are counted from midnight in elapsed time: on that Sunday they begin at 0, 4, 7, …
-    o'clock."""
-    config = city_config(tmp_path, **{"window.slot": "3h"})
-    sunday, monday = hour_of(FORWARD, 7), hour_of(date(2017, 3, 13), 6)
-    view = view_of(*released(config, hour_of(FORWARD, 0, winter=True), sunday, monday))
-    assert view.find("2017-03-12T12:00:00Z", "bus") is not None, "07:00 of that day"
-    assert said(found(view, "2017-03-13T11:00:00Z", FORWARD)) == ("2017-03-12", None, "clocks")
+@pytest.mark.parametrize("slot", BESIDE)
+def test_when_clocks_change_a_window_of_the_same_local_hours_is_found_or_said_not_to_be_there(tmp_path, slot):
+    config = city_config(tmp_path, **{"window.slot": slot})
+    view = view_of(*released(config, *hours_to(KEPT[slot])))
+    for start, day, other in BESIDE[slot]:
+        expected = (f"2017-{day}", other and f"2017-{other}:00:00Z", None if other else "clocks")
+        assert said(found(view, f"2017-{start}:00:00Z", date.fromisoformat(f"2017-{day}"))) == expected
 
 
 def test_a_window_that_cannot_be_compared_with_has_a_reason_and_no_other_takes_its_place(config):
@@ -149,13 +136,10 @@ def test_a_window_that_cannot_be_compared_with_has_a_reason_and_no_other_takes_i
     made = released(config, -DAY, -4 * DAY, -3 * DAY, 0)
     view = view_of(*made, most=3)
     *withheld, marker = made[0]
-    assert said(found(view, start, date(2017, 3, 20))) == ("2017-03-20", None, "gone")
-    assert said(found(view, start, date(2017, 3, 10))) == ("2017-03-10", None, "none")
-    assert said(found(view, start, date(2017, 3, 19))) == ("2017-03-19", None, "none")
-    assert said(found(view, start, date(2017, 3, 21))) == ("2017-03-21", None, "same")
-    assert said(found(view, start, date(2017, 3, 22))) == ("2017-03-22", None, "later")
-    assert said(found(view, start, date.min)) == ("0001-01-01", None, "none")
-    assert said(found(view, start, date.max)) == ("9999-12-31", None, "later")
+    march = {10: "none", 19: "none", 20: "gone", 21: "same", 22: "later"}
+    days = {date(2017, 3, day): reason for day, reason in march.items()} | {date.min: "none", date.max: "later"}
+    for day, reason in days.items():
+        assert said(found(view, start, day)) == (day.isoformat(), None, reason)
     outcomes(view, arrivals(window(config, -2 * DAY)[:-1]))
     assert said(found(view, start, date(2017, 3, 19))) == ("2017-03-19", None, "incomplete")
     body = json.loads(marker.value) | {"withheld": True}
@@ -181,21 +165,19 @@ def test_a_local_time_at_the_ends_of_the_calendar_is_no_error():
 
 
 async def test_the_api_gives_the_window_or_the_reason_and_refuses_what_is_no_day(tmp_path, config):
-    messages = [message for hour in (-DAY, 0) for message in window(config, hour, USUAL_DAY)]
-    (tmp_path / "releases.ndjson").write_text("".join(map(line_of, messages)), encoding="utf-8")
-    async with serving_file(config, tmp_path / "releases.ndjson") as client:
+    async with served(config, chain(*released(config, -DAY, 0))) as client:
         path = "/api/v1/windows/2017-03-21T12:00:00Z/other-day"
-        answer = await (await client.get(path)).json()
+        answer = await json_of(client, path)
         assert (answer["day"], answer["reason"], answer["timezone"]) == ("2017-03-20", None, "America/Chicago")
-        assert answer["other"] == await (await client.get("/api/v1/windows/2017-03-20T12:00:00Z")).json()
+        assert answer["other"] == await json_of(client, "/api/v1/windows/2017-03-20T12:00:00Z")
         assert (answer["oldest"], answer["newest"]) == ("2017-03-20T12:00:00Z", "2017-03-21T12:00:00Z")
-        gone = await (await client.get(f"{path}?day=2001-01-01")).json()
+        gone = await json_of(client, f"{path}?day=2001-01-01")
         assert (gone["other"], gone["reason"]) == (None, "none")
         again = await client.get(path)
         assert (await client.get(path, headers={"If-None-Match": again.headers["ETag"]})).status == 304
         for wrong in ("2017-02-29", "20170314", "2017-W11-2", "", "2017-03-14T00:00:00Z", "<b>", "２０１７-03-14"):
-            assert (await client.get(path, params={"day": wrong})).status == 400, wrong
-        assert (await client.get("/api/v1/windows/2001-01-01T00:00:00Z/other-day")).status == 404
+            await json_of(client, f"{path}?day={wrong}", 400)
+        await json_of(client, "/api/v1/windows/2001-01-01T00:00:00Z/other-day", 404)
 
 
 def newest(view: View) -> WindowView:
@@ -236,13 +218,14 @@ def test_neither_the_window_itself_nor_a_later_one_nor_one_without_its_marker_is
         ([*range(0, 4 * WEEK, WEEK), 1, 3 * WEEK - 1, *(3 * WEEK - day * DAY for day in (1, 2, 3))], [7, 14, 21]),
         (range(0, 7 * DAY, DAY), [3, 4, 5, 6]),
         (range(3 * DAY, 7 * DAY, DAY), [1, 2, 3]),
+        ([-2 * DAY, *range(4 * DAY, 12 * DAY, DAY)], [6, 7, 13]),
         (range(5), []),
         ([31 * WEEK, 32 * WEEK, 33 * WEEK, 33 * WEEK + 1], [7 + 1 / DAY, 14 + 1 / DAY]),
     ],
-    ids=["same weekday", "same kind of day", "any day", "no other hour", "local hour when clocks change"],
+    ids=["same weekday", "workdays", "any day", "weekends", "no other hour", "local hour when clocks change"],
 )
 def test_usual_is_of_the_same_local_hour_of_three_such_weekdays_or_kinds_of_day_or_days(config, hours, usual):
-    """Days before the newest window. 2017-03-21 is a Tuesday: Friday is 3 days later, Monday 6. Before and after
-    2017-11-05 an hour of Chicago is another one of UTC."""
+    """Days before the newest window. 2017-03-21 is a Tuesday: Friday is 3 days later, Monday 6, the next Saturday 11.
+    Before and after 2017-11-05 an hour of Chicago is another one of UTC."""
     view = view_of(*released(config, *sorted(hours)))
     assert starts(view, newest(view)) == [round(days * DAY) for days in usual]

@@ -3,11 +3,8 @@ inside. Complete windows as files: the tables of their messages, with names, kin
 released spatial histograms, from real messages through a real broker."""
 
 import ast
-import asyncio
 import json
 import sys
-import threading
-from collections.abc import Sequence
 
 import jsonschema
 import pytest
@@ -24,15 +21,25 @@ from stream.messages.message import (
     schema,
 )
 from stream.messages.tables import table_of
-from stream.serve.hexagons import MAX_RANGE_BYTES, MAX_WAITING
+from stream.serve.hexagons import MAX_RANGE_BYTES
 from stream.serve.reading.intake import Arrival
 from stream.serve.received import received
 from stream.serve.window_store import View
-from tests.stream.serve.city import CELLS, USUAL_DAY, city_config, window, windows
-from tests.stream.serve.made_windows import MECHANISMS, START, arrivals, histogram_message, outcomes, with_histograms
-from tests.stream.serve.serving import released, serving
+from tests.stream.serve.city import CELLS, city_config, window
+from tests.stream.serve.made_windows import (
+    MECHANISMS,
+    START,
+    arrivals,
+    histogram_message,
+    outcomes,
+    windows_of,
+    with_histograms,
+)
+from tests.stream.serve.serving import json_of, released, served, serving
 from tests.support.builders import bus_config
 from tests.support.schemas import mutations
+
+FEED = {"feed.name": "bus"}
 
 
 def test_the_public_service_imports_neither_redis_nor_anything_from_inside_the_boundary():
@@ -121,73 +128,50 @@ async def test_the_api_serves_what_the_topics_hold(kafka, tmp_path, topic_name):
     *cells, marker = released(tmp_path, **overrides)
     rubbish = cells[0]._replace(value=b"rubbish")
     async with serving(bus_config(tmp_path, **overrides), (*cells, cells[0], rubbish, marker)) as client:
-        windows = (await (await client.get("/api/v1/windows")).json())["windows"]
-        assert [window["complete"] for window in windows] == [True]
-        start = windows[0]["window"]["start"]
-        assert (await (await client.get(f"/api/v1/windows/{start}")).json()) == windows[0]
-        query = {"window": start}
-        answer = await client.get("/api/v1/hexagons", params=query)
-        hexagons = (await answer.json())["hexagons"]
+        (listed,) = (await json_of(client, "/api/v1/windows"))["windows"]
+        assert listed["complete"]
+        start = listed["window"]["start"]
+        assert await json_of(client, f"/api/v1/windows/{start}") == listed
+        path = f"/api/v1/hexagons?window={start}"
+        hexagons = (await json_of(client, path))["hexagons"]
         assert hexagons == [json.loads(with_estimates(message.value, *cells_of([message.value]))) for message in cells]
-        shape = await (await client.get("/api/v1/hexagons", params=query | {"format": "geojson"})).json()
+        shape = await json_of(client, f"{path}&format=geojson")
         assert [feature["properties"]["cell"] for feature in shape["features"]] == [m.key.decode() for m in cells]
-        for restriction, count in (
-            ({"bbox": "0,0,1,1"}, 0),
-            ({"bbox": "-180,-90,180,90"}, len(cells)),
-            ({"resolution": "7"}, len(cells)),
-            ({"resolution": "6"}, 0),
-        ):
-            answer = await client.get("/api/v1/hexagons", params=query | restriction)
-            assert len((await answer.json())["hexagons"]) == count
-        newest = await (await client.get("/api/v1/hexagons")).json()
-        assert newest["window"]["start"] == start
-        history = await (await client.get(f"/api/v1/cells/{cells[0].key.decode()}")).json()
-        assert history["releases"] == [json.loads(with_estimates(cells[0].value, *cells_of([cells[0].value])))]
+        for restriction in ("bbox=0,0,1,1", "resolution=6"):
+            assert (await json_of(client, f"{path}&{restriction}"))["hexagons"] == [], restriction
+        for restriction in ("bbox=-180,-90,180,90", "resolution=7"):
+            assert (await json_of(client, f"{path}&{restriction}"))["hexagons"] == hexagons, restriction
+        assert (await json_of(client, "/api/v1/hexagons"))["window"]["start"] == start
+        history = await json_of(client, f"/api/v1/cells/{cells[0].key.decode()}")
+        assert history["releases"] == hexagons[:1]
         metrics = await (await client.get("/metrics")).text()
         assert "hexveil_public_messages_duplicate_total" in metrics
         assert "hexveil_events" not in metrics
 
 
-FIRST = "2017-03-21T12:00:00Z"
+KINDS = {"csv": "text/csv", "geojson": "application/geo+json", "parquet": "application/vnd.apache.parquet"}
 
 
-async def test_complete_windows_are_downloaded_and_incomplete_ones_refused(kafka, tmp_path, topic_name, monkeypatch):
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    messages = released(tmp_path, **overrides)
+async def test_complete_windows_are_downloaded_and_incomplete_ones_refused(tmp_path, monkeypatch):
+    messages, unfinished = windows_of(tmp_path, FEED, 2)
     values = [message.value for message in messages if message.topic == HEXAGON_SPEED]
-    path = f"/api/v1/windows/{FIRST}/download"
-    async with serving(bus_config(tmp_path, **overrides), messages) as client:
-        for suffix, kind in (
-            ("csv", "text/csv"),
-            ("geojson", "application/geo+json"),
-            ("parquet", "application/vnd.apache.parquet"),
-        ):
+    path, config = f"/api/v1/windows/{START}/download", bus_config(tmp_path)
+    async with served(config, [*messages, *unfinished[1:]]) as client:
+        for suffix, kind in KINDS.items():
             answer = await client.get(f"{path}.{suffix}")
-            assert answer.status == 200
-            assert answer.content_type == kind
+            assert (answer.status, answer.content_type) == (200, kind)
             assert await answer.read() == table_of(values, suffix)
-            named = f'attachment; filename="hexveil-{topic_name}-20170321T120000Z.{suffix}"'
+            named = f'attachment; filename="hexveil-bus-20170321T120000Z.{suffix}"'
             assert answer.headers["Content-Disposition"] == named
             again = await client.get(f"{path}.{suffix}", headers={"If-None-Match": answer.headers["ETag"]})
             assert (again.status, await again.read()) == (304, b"")
-        unknown = await client.get(path.replace("T12", "T13") + ".csv")
-        assert unknown.status == 404
-    other = f"{topic_name}-x"
-    overrides["feed.name"] = other
+        await json_of(client, path.replace("T12", "T14") + ".csv", 404)
+        await json_of(client, path.replace("T12", "T13") + ".csv", 409)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    messages = released(tmp_path, **overrides)
-    async with serving(bus_config(tmp_path, **overrides), messages) as client:
-        absent = await client.get(f"{path}.parquet")
-        assert absent.status == 501
-        assert "hexveil[parquet]" in (await absent.json())["detail"]
-        range_of = await client.get(f"/api/v1/download.parquet?from={FIRST}&to=2017-03-21T13:00:00Z")
-        assert range_of.status == 501
-        assert (await (await client.get("/dashboard/settings")).json())["parquet"] is False
-    overrides["feed.name"] = f"{topic_name}-y"
-    messages = released(tmp_path, **overrides)
-    async with serving(bus_config(tmp_path, **overrides), messages[1:]) as client:
-        early = await client.get(f"{path}.csv")
-        assert (early.status, early.content_type) == (409, "application/problem+json")
+    async with served(config, messages) as client:
+        assert "hexveil[parquet]" in (await json_of(client, f"{path}.parquet", 501))["detail"]
+        await json_of(client, f"/api/v1/download.parquet?{spanning(0, 1)}", 501)
+        assert (await json_of(client, "/dashboard/settings"))["parquet"] is False
 
 
 def spanning(first: int, last: int) -> str:
@@ -195,13 +179,13 @@ def spanning(first: int, last: int) -> str:
     return f"from=2017-03-21T{12 + first:02}:00:00Z&to=2017-03-21T{12 + last:02}:00:00Z"
 
 
-async def test_a_range_is_every_complete_window_that_begins_in_it_oldest_first(kafka, tmp_path, topic_name):
-    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+async def test_a_range_is_every_complete_window_that_begins_in_it_oldest_first_within_a_bound(tmp_path, monkeypatch):
+    config = city_config(tmp_path)
     hours = [window(config, hour) for hour in range(4)]
     unfinished = window(config, 4)[1:]
     values = [m.value for messages in hours[1:3] for m in messages if m.topic == HEXAGON_SPEED]
-    async with serving(config, [*hours[1], *hours[0], *hours[3], *hours[2], *unfinished]) as client:
-        for suffix in ("csv", "geojson", "parquet"):
+    async with served(config, [*hours[1], *hours[0], *hours[3], *hours[2], *unfinished]) as client:
+        for suffix in KINDS:
             answer = await client.get(f"/api/v1/download.{suffix}?{spanning(1, 3)}")
             assert answer.status == 200
             assert await answer.read() == table_of(values, suffix)
@@ -210,76 +194,29 @@ async def test_a_range_is_every_complete_window_that_begins_in_it_oldest_first(k
         everything = await client.get(f"/api/v1/download.csv?{spanning(0, 9)}")
         assert len((await everything.text()).splitlines()) == 1 + 4 * len(CELLS)
         for query in (spanning(4, 5), spanning(3, 1), spanning(1, 1)):
-            assert (await client.get(f"/api/v1/download.csv?{query}")).status == 404
-        assert (await client.get(f"/api/v1/download.csv?from={FIRST}")).status == 400
-
-
-async def test_a_range_that_is_too_large_is_refused_with_its_bound(tmp_path, kafka, topic_name, monkeypatch):
-    assert MAX_RANGE_BYTES == 16 << 20
-    monkeypatch.setattr("stream.serve.hexagons.MAX_RANGE_BYTES", 5_000)
-    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
-    async with serving(config, windows(config, [USUAL_DAY] * 3)) as client:
-        refused = await client.get(f"/api/v1/download.csv?{spanning(0, 9)}")
-        assert refused.status == 413
-        assert "above 5000" in (await refused.json())["title"]
+            await json_of(client, f"/api/v1/download.csv?{query}", 404)
+        await json_of(client, f"/api/v1/download.csv?from={START}", 400)
+        assert MAX_RANGE_BYTES == 16 << 20
+        monkeypatch.setattr("stream.serve.hexagons.MAX_RANGE_BYTES", 5_000)
+        assert "above 5000" in (await json_of(client, f"/api/v1/download.csv?{spanning(0, 8)}", 413))["title"]
         assert (await client.get(f"/api/v1/download.csv?{spanning(0, 1)}")).status == 200
 
 
-async def test_ranges_are_written_one_at_a_time_and_few_wait(tmp_path, kafka, topic_name, monkeypatch):
-    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
-    writing, most = 0, 0
-    held_back = threading.Event()
-
-    def slowly(values: Sequence[bytes], suffix: str) -> bytes:
-        nonlocal writing, most
-        writing += 1
-        most = max(most, writing)
-        held_back.wait(60)
-        writing -= 1
-        return json.dumps([len(values), suffix]).encode()
-
-    monkeypatch.setattr("stream.serve.hexagons.table_of", slowly)
-    async with serving(config, windows(config, [USUAL_DAY] * 8)) as client:
-        asked = [
-            asyncio.create_task(client.get(f"/api/v1/download.csv?{spanning(0, last)}"))
-            for last in range(1, MAX_WAITING + 4)
-        ]
-        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-        assert {task.result().status for task in done} == {503}
-        held_back.set()
-        statuses = sorted([(await task).status for task in asked])
-        assert statuses == [200] * MAX_WAITING + [503] * 3
-        assert most == 1
-        held_back.clear()
-        asked = [
-            asyncio.create_task(client.get(f"/api/v1/download.csv?{spanning(1, last)}"))
-            for last in range(2, MAX_WAITING + 3)
-        ]
-        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-        assert (await client.get(f"/api/v1/download.csv?{spanning(0, 1)}")).status == 200, "what is kept needs no turn"
-        held_back.set()
-        await asyncio.wait(asked)
-
-
-async def test_ranges_are_answered_as_the_release_itself_answers_them(kafka, tmp_path, topic_name):
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    messages, histograms = with_histograms(tmp_path, overrides)
-    async with serving(bus_config(tmp_path, **overrides), messages) as client:
-        listed = (await (await client.get("/api/v1/histograms")).json())["windows"]
-        assert [window["window"]["start"] for window in listed] == [START]
-        assert listed[0]["complete"]
-        assert [one["mechanism"] for one in listed[0]["histograms"]] == sorted(MECHANISMS)
-        assert listed[0]["histograms"][0]["domain"]["rows"] == 64
-        assert "structure" not in listed[0]["histograms"][0]
+async def test_ranges_are_answered_as_the_release_itself_answers_them(tmp_path):
+    messages, histograms = with_histograms(tmp_path, FEED)
+    async with served(bus_config(tmp_path), messages) as client:
+        (listed,) = (await json_of(client, "/api/v1/histograms"))["windows"]
+        assert (listed["window"]["start"], listed["complete"]) == (START, True)
+        assert [one["mechanism"] for one in listed["histograms"]] == sorted(MECHANISMS)
+        assert listed["histograms"][0]["domain"]["rows"] == 64
+        assert "structure" not in listed["histograms"][0]
         for name, message in histograms.items():
             answer = await client.get(f"/api/v1/histograms/{START}/{name}")
             assert await answer.read() == message.value
             histogram = histogram_from_release(json.loads(message.value))
             for west, south, east, north in ((-98, 30, -97.4, 30.6), (-97.8, 30.21, -97.63, 30.37)):
-                box = {"bbox": f"{west},{south},{east},{north}", "mechanism": name}
-                answer = await client.get(f"/api/v1/histograms/{START}/count", params=box)
-                assert answer.status == 200, await answer.text()
-                body = await answer.json()
+                box = f"bbox={west},{south},{east},{north}"
+                body = await json_of(client, f"/api/v1/histograms/{START}/count?{box}&mechanism={name}")
                 ranges = Rectangles.of_boxes(histogram.domain, [[south, west, north, east]])
                 (raw,), interval = histogram.answers(ranges), histogram.intervals(ranges)
                 assert interval is not None
@@ -305,18 +242,14 @@ REFUSED = {
 }
 
 
-async def test_a_bad_range_is_refused_with_value_bound_and_remedy(kafka, tmp_path, topic_name):
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    messages, _ = with_histograms(tmp_path, overrides)
-    async with serving(bus_config(tmp_path, **overrides), messages) as client:
+async def test_a_bad_range_is_refused_with_value_bound_and_remedy(tmp_path):
+    async with served(bus_config(tmp_path), with_histograms(tmp_path, FEED)[0]) as client:
+        count = f"/api/v1/histograms/{START}/count"
         for query, said in REFUSED.items():
-            answer = await client.get(f"/api/v1/histograms/{START}/count?{query}")
-            problem = await answer.json()
-            assert (answer.status, answer.content_type) == (400, "application/problem+json"), query
-            assert said in problem["title"]
-            assert problem["detail"]
-        unknown = await client.get(f"/api/v1/histograms/{START}/count?bbox=-98,30,-97.4,30.6&mechanism=none")
-        assert unknown.status == 404
+            problem = await json_of(client, f"{count}?{query}", 400)
+            assert said in problem["title"], query
+            assert problem["detail"], query
+        await json_of(client, f"{count}?bbox=-98,30,-97.4,30.6&mechanism=none", 404)
 
 
 def test_a_histogram_whose_parts_do_not_fit_is_refused_though_its_schema_holds(tmp_path):
@@ -328,9 +261,14 @@ def test_a_histogram_whose_parts_do_not_fit_is_refused_though_its_schema_holds(t
     assert received(SPATIAL_HISTOGRAM, "a", message.value) is not None
 
 
-def test_a_window_is_complete_only_with_its_histograms(tmp_path):
+def test_a_window_is_complete_only_with_its_histograms_of_which_a_list_needs_no_message_again(tmp_path):
     messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
     view = View()
     *first, last, marker = messages
     assert set(outcomes(view, arrivals((*first, marker), 1))) == {"taken"}
     assert outcomes(view, arrivals([last])) == ["completed"]
+    (window,) = view.windows.values()
+    for mechanism, value in window.histograms.items():
+        body = json.loads(value)
+        left = {name: body[name] for name in body if name not in ("feed", "window", "structure")}
+        assert json.loads(window.histogram_summaries[mechanism]) == left

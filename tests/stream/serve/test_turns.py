@@ -8,9 +8,10 @@ import gzip
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 
 import pytest
@@ -21,28 +22,35 @@ from stream.serve import sending
 from stream.serve.guards import problems
 from stream.serve.responses import JSON, Answers, Problem, Turns, key_of
 from stream.serve.sending import SEND_BUFFER, Sending, bound_every_answer, client_of
+from tests.support.feeding import until_true
+
+
+def request_of(remote: str | None) -> web.Request:
+    return make_mocked_request("GET", "/").clone(remote=remote)
+
+
+FIRST, FLOOD, ANN, BOB, CEM, DEE = (f"192.0.{network}.1" for network in range(6))
+"""Clients of different networks."""
 
 
 @asynccontextmanager
-async def occupied(turns: Turns) -> AsyncIterator[asyncio.Event]:
-    """Somebody has the turn until the event is set."""
-    done, begun = asyncio.Event(), asyncio.Event()
+async def turn_of(turns: Turns, client: str) -> AsyncIterator[None]:
+    """A turn to make an answer that nobody else wants."""
+    async with turns.unless_kept(request_of(client), uuid.uuid4().hex, Answers()):
+        yield
 
-    async def work() -> None:
-        async with turns.take("first"):
-            begun.set()
-            await done.wait()
 
-    task = asyncio.create_task(work())
-    await begun.wait()
-    yield done
-    done.set()
-    await task
+@asynccontextmanager
+async def occupied(turns: Turns) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Somebody has the turn until the function is called."""
+    async with AsyncExitStack() as turn:
+        await turn.enter_async_context(turn_of(turns, FIRST))
+        yield turn.aclose
 
 
 async def asked(turns: Turns, client: str, served: list[str]) -> asyncio.Task[None]:
     async def work() -> None:
-        async with turns.take(client):
+        async with turn_of(turns, client):
             served.append(client)
 
     task = asyncio.create_task(work())
@@ -60,39 +68,39 @@ async def refused(tasks: list[asyncio.Task[None]]) -> int:
 
 async def test_a_flood_fills_the_queue_alone_and_gives_way_to_whoever_comes_with_less():
     turns, served = Turns("things", 8, 5), []
-    async with occupied(turns) as done:
-        flood = [await asked(turns, "flood", served) for _ in range(50)]
+    async with occupied(turns) as pass_on:
+        flood = [await asked(turns, FLOOD, served) for _ in range(50)]
         assert sum(task.done() for task in flood) == 43, "seven wait behind the one at work"
-        honest = [await asked(turns, name, served) for name in ("ann", "bob", "ann")]
-        done.set()
+        honest = [await asked(turns, name, served) for name in (ANN, BOB, ANN)]
+        await pass_on()
         assert await refused(honest) == 0
         assert await refused(flood) == 46
-    assert served == ["flood", "ann", "bob", "flood", "ann", "flood", "flood"], "and clients take turns"
+    assert served == [FLOOD, ANN, BOB, FLOOD, ANN, FLOOD, FLOOD], "and clients take turns"
 
 
 async def test_among_equals_the_queue_refuses_who_comes_last():
     turns, served = Turns("things", 4, 5), []
-    async with occupied(turns) as done:
-        tasks = [await asked(turns, name, served) for name in ("ann", "bob", "cem", "dee")]
+    async with occupied(turns) as pass_on:
+        tasks = [await asked(turns, name, served) for name in (ANN, BOB, CEM, DEE)]
         assert tasks[3].done()
-        again = await asked(turns, "ann", served)
-        done.set()
+        again = await asked(turns, ANN, served)
+        await pass_on()
         assert await refused([*tasks, again]) == 2
-    assert served == ["ann", "bob", "cem"]
+    assert served == [ANN, BOB, CEM]
 
 
 @pytest.mark.parametrize(
     ("flooding", "others"),
-    [("2001:db8:0:{}::/64", ("2001:db8:1::/64", "192.0.2.1")), ("192.0.2.{}", ("198.51.100.1", "2001:db8:1::/64"))],
+    [("2001:db8:0:{}::1", ("2001:db8:1::1", "192.0.2.1")), ("192.0.2.{}", ("198.51.100.1", "2001:db8:1::1"))],
 )
 @pytest.mark.parametrize("most", [4, 16])
 async def test_among_equals_a_network_that_has_most_gives_way(flooding, others, most):
     turns, served = Turns("things", most, 5), []
-    async with occupied(turns) as done:
+    async with occupied(turns) as pass_on:
         flood = [await asked(turns, flooding.format(number), served) for number in range(1, most + 1)]
         honest = [await asked(turns, name, served) for name in others]
         again = await asked(turns, flooding.format(most + 1), served)
-        done.set()
+        await pass_on()
         assert await refused(honest) == 0
         assert await refused([*flood, again]) == len(others) + 2
     assert served == [flooding.format(number) for number in range(1, most - len(others))] + list(others)
@@ -107,16 +115,14 @@ async def test_requests_for_one_answer_share_one_turn_and_all_get_it(something_e
         return b"{}"
 
     async def ask(number: int) -> int:
-        request = make_mocked_request("GET", "/").clone(remote=f"192.0.{number}.1")
-        async with turns.unless_kept(request, "key", answers):
-            return (await answers.answer(request, "key", make, JSON)).status
+        return (await turns.answer(answers, request_of(f"198.51.{number}.1"), "key", make, JSON)).status
 
-    async with occupied(turns) if something_else_is_made else nullcontext() as done:
+    async with occupied(turns) if something_else_is_made else nullcontext() as pass_on:
         tasks = [asyncio.create_task(ask(number)) for number in range(40)]
         await asyncio.sleep(0)
-        rest = [await asked(turns, name, []) for name in ("ann", "bob")]
-        if done:
-            done.set()
+        rest = [await asked(turns, name, []) for name in (ANN, BOB)]
+        if pass_on:
+            await pass_on()
         assert [*await asyncio.gather(*tasks)] == [200] * 40
         assert await refused(rest) == 0
     assert len(made) == 1
@@ -126,36 +132,33 @@ async def test_where_the_one_that_waits_goes_away_the_next_that_wants_the_answer
     turns, answers = Turns("things", 4, 5), Answers()
 
     async def ask() -> int:
-        request = make_mocked_request("GET", "/").clone(remote="192.0.2.1")
-        async with turns.unless_kept(request, "key", answers):
-            return (await answers.answer(request, "key", lambda: b"{}", JSON)).status
+        return (await turns.answer(answers, request_of(ANN), "key", lambda: b"{}", JSON)).status
 
-    async with occupied(turns) as done:
+    async with occupied(turns) as pass_on:
         first, *others = [asyncio.create_task(ask()) for _ in range(3)]
         await asyncio.sleep(0)
         first.cancel()
         await gone(first)
-        done.set()
+        await pass_on()
         async with asyncio.timeout(5):
             assert [*await asyncio.gather(*others)] == [200, 200]
 
 
 async def test_a_request_that_goes_away_leaves_its_place_and_its_turn_to_others():
     turns, served = Turns("things", 3, 5), []
-    async with occupied(turns) as done:
-        left, stays = await asked(turns, "ann", served), await asked(turns, "bob", served)
+    async with occupied(turns) as pass_on:
+        left, stays = await asked(turns, ANN, served), await asked(turns, BOB, served)
         left.cancel()
         await gone(left)
-        late = await asked(turns, "cem", served)
+        late = await asked(turns, CEM, served)
         assert not late.done()
-        done.set()
-        await asyncio.sleep(0)
+        await pass_on()
         stays.cancel()  # as its turn comes
         await gone(stays)
         await asyncio.wait_for(late, 5)
-    async with asyncio.timeout(5), turns.take("dee"):
-        served.append("dee")
-    assert served[-2:] == ["cem", "dee"]
+    async with asyncio.timeout(5), turn_of(turns, DEE):
+        served.append(DEE)
+    assert served[-2:] == [CEM, DEE]
 
 
 async def gone(task: Awaitable[object]) -> None:
@@ -168,7 +171,7 @@ async def test_work_that_fails_passes_its_turn_on(failing):
     turns = Turns("things", 2, 5)
     for _ in range(3):
         with pytest.raises(failing):
-            async with turns.take("ann"):
+            async with turn_of(turns, ANN):
                 raise failing
 
 
@@ -185,7 +188,7 @@ async def test_work_that_fails_passes_its_turn_on(failing):
     ],
 )
 def test_a_client_is_an_address_or_the_network_of_its_site(remote, client):
-    assert client_of(make_mocked_request("GET", "/").clone(remote=remote)) == client
+    assert client_of(request_of(remote)) == client
 
 
 LARGE = 1 << 17
@@ -246,30 +249,26 @@ CLIENTS = 20
 class Large:
     """A service with one large answer; it records the connections on which it answers."""
 
-    def __init__(self, answers: Answers | None) -> None:
+    def __init__(self, answers: Answers) -> None:
         self.answers, self.transports = answers, []
 
     async def handler(self, request: web.Request) -> web.Response:
         self.transports.append(request.transport)
-        if self.answers is None:
-            return web.Response(body=BODY)
         return await self.answers.answer(request, key_of("large"), lambda: BODY, JSON)
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[problems])
         app.router.add_get("/", self.handler)
-        if self.answers is not None:
-            app.on_response_prepare.append(bound_every_answer)
+        app.on_response_prepare.append(bound_every_answer)
         return app
 
     def held(self) -> list[int]:
         """Bytes that transport and system hold for each connection that is open."""
-        sizes = []
-        for transport in self.transports:
-            if not transport.is_closing():
-                link = transport.get_extra_info("socket")
-                sizes.append(transport.get_write_buffer_size() + link.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
-        return sizes
+        return [
+            one.get_write_buffer_size() + one.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            for one in self.transports
+            if not one.is_closing()
+        ]
 
 
 @asynccontextmanager
@@ -285,9 +284,7 @@ async def unread(service: Large) -> AsyncIterator[TestServer]:
             await asyncio.get_running_loop().sock_sendall(client, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             clients.append(client)
         try:
-            async with asyncio.timeout(120):
-                while sum(transport.get_write_buffer_size() > 0 for transport in service.transports) < CLIENTS:
-                    await asyncio.sleep(0.05)
+            await until_true(lambda: sum(one.get_write_buffer_size() > 0 for one in service.transports) == CLIENTS)
             yield server
         finally:
             for client in clients:
@@ -299,10 +296,8 @@ async def test_a_client_that_never_reads_holds_a_few_buffers_and_not_the_answer(
     async with unread(service):
         sizes = service.held()
         assert len(sizes) == CLIENTS
-        print("bytes held per client", max(sizes))
         assert max(sizes) <= 6 * SEND_BUFFER
-        async with asyncio.timeout(120):
-            assert service.answers.sending.size == len(BODY), "all are sent the same body"
+        assert service.answers.sending.size == len(BODY), "all are sent the same body"
 
 
 async def test_a_client_that_does_not_read_loses_its_connection_and_others_are_served(monkeypatch):
@@ -311,9 +306,7 @@ async def test_a_client_that_does_not_read_loses_its_connection_and_others_are_s
     async with unread(service) as server:
         async with TestClient(server) as client:
             assert await (await client.get("/")).read() == BODY
-        async with asyncio.timeout(120):
-            while service.held():
-                await asyncio.sleep(0.05)
+        await until_true(lambda: not service.held())
         assert service.answers.sending.size == 0, "nothing is on its way any more"
 
 
