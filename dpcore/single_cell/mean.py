@@ -5,8 +5,8 @@ To be proved: if all values of one user change, the integer that noise is added 
 a pooled sum moves by at most U·Γ. A mean of arrays adds ⌊GRID·average⌋ of each array; all their values lie in one array
 of ``fill`` samples, whose average moves by at most U·Γ/fill, and |⌊a⌋ − ⌊b⌋| <= ⌈|a − b|⌉. Discrete Laplace noise of
 scale t/s on an integer that moves by Δ costs Δ·s/t, which :func:`dpcore.single_cell.cell.losses` rounds up. Tested: by
-brute force in tests/dpcore/single_cell/test_mean.py, exactly over all outputs of small cells in
-tests/audit/single_cell/test_exact_mean_audit.py, on samples in tests/audit/single_cell/test_mean_audit.py.
+brute force in tests/dpcore/single_cell/test_mean.py, exactly over all outputs of small cells and on samples in
+tests/audit/test_single_cell_audit.py.
 
 Neighbours differ in the values of one user; who, when, where and how often is public, and so is every plan.
 Source: [M] arXiv 2401.15906, mechanisms S1, S3, S4.

@@ -8,7 +8,7 @@ mechanism on integer columns, each entry of which belongs to one unit of protect
 clipped sum moves by at most min(w, c), c their sensitivity, under noise for min(w, max c); the charge takes the width
 at which that ratio is largest, the narrowest that can be drawn. Both draws add up. Which mechanism :class:`AutoMean`
 takes follows from public counts. Tested: tests/dpcore/single_cell/test_range_mean.py (charges at every range),
-tests/audit/single_cell/test_exact_mean_audit.py (exactly), tests/audit/single_cell/test_mean_audit.py (on samples).
+tests/audit/test_single_cell_audit.py (exactly and on samples).
 
 Neighbours differ in the values of one user; counts are public. Source: [M] arXiv 2401.15906, mechanisms S5, S6.
 """

@@ -23,7 +23,7 @@ from dpcore.noise import EntropySource, Noise
 ALPHA = 1e-4
 """Chance that a correct mechanism is refuted by one audit."""
 N = 6000
-"""Samples per side."""
+"""Samples per side, where an audit does not say otherwise."""
 _THRESHOLDS = 200
 _LARGEST_POOL = 512
 
@@ -106,12 +106,6 @@ def mu_lower_bound(one: npt.ArrayLike, other: npt.ArrayLike, alpha: float = ALPH
 def assert_private(bound: Bound, epsilon: float) -> None:
     """The audit does not refute ``epsilon``-DP."""
     assert bound.epsilon <= epsilon, f"refuted at ε = {epsilon}: {bound}"
-
-
-def samples(draw: Callable[[Noise], npt.ArrayLike], noise: Noise | None = None, n: int = N) -> FloatArray:
-    """Call ``draw`` and return its ``n`` independent outputs, shape (n, d)."""
-    source = noise or Pooled()
-    return _columns([draw(source) for _ in range(n)])
 
 
 class Pooled(Noise):

@@ -8,20 +8,29 @@ Tapes are recorded, so an audit gives the same answer in every run: a correct re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from redis.asyncio import Redis
 
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.config import Config
+from stream.config.public_cells import public_cells
 from stream.statistics.columns import Columns
-from stream.statistics.plan import Plan
+from stream.statistics.merging import by_planned_cells
+from stream.statistics.pipeline import compose
+from stream.statistics.plan import Allowance, Plan, spendable
+from stream.statistics.smoothing_state import Memory
+from stream.statistics.window_release import plan_window, speed_of
+from stream.statistics.window_rows import WindowRows
+from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT
-from tests.support.releasing import draw, planned
+from tests.support.releasing import draw, due_of, planned
 from tests.support.tapes import tape
 
 Event = tuple[int, int, int]
@@ -66,6 +75,52 @@ class Towns:
         """Raw released numbers, a row for each town: shape (R, numbers)."""
         at = np.searchsorted(plan.cells, self.cells)
         return np.hstack([column.raw[at] for column in columns.values()])
+
+
+async def ledger_of(redis: Redis, feed: str = "bus", birth: int = 0) -> tuple[Ledger, str]:
+    """A new ledger and its generation."""
+    ledger = Ledger(redis, feed)
+    return ledger, await ledger.start_generation(birth=birth)
+
+
+Planner = Callable[..., Plan]
+
+
+class World:
+    """A feed of one configuration: what its users have spent, and its memory of earlier releases."""
+
+    def __init__(self, config: Config, planner: Planner = plan_window) -> None:
+        self.config, self.planner, self.cells = config, planner, public_cells(config)
+        self.spent: Counter[int] = Counter()
+        self.memory: Memory | None = None
+        self.windows = 0
+
+    def plan(self, rows: np.ndarray, slot: int) -> tuple[Plan, WindowRows]:
+        """The plan of a window, by the ledger and the memory so far."""
+        due, privacy = due_of(self.config, slot), self.config.privacy
+        read, budget = WindowRows.of(rows, due.terms.reading), privacy.ledger_budget
+        left = np.array([budget - self.spent[user] for user in read.counts.users.tolist()], dtype=np.int64)
+        left = spendable(left, read.counts.users, due, budget)
+        plan = self.planner(read, due, Allowance(left, budget), self.cells, self.memory)
+        grant = self.config.window_grant if privacy.admission == "first-come" else budget
+        assert plan.charges.max(initial=0) <= grant
+        return plan, read
+
+    def charge(self, plan: Plan) -> None:
+        """Charge the users of a plan."""
+        self.spent.update(dict(zip(*(column.tolist() for column in plan.charged_users()), strict=True)))
+
+    def released(self, plan: Plan, contributions: Contributions, columns: dict[str, Columns]) -> None:
+        """Charge the users of a plan, and remember its release."""
+        self.charge(plan)
+        self.windows += 1
+        bodies = speed_of(plan.terms, self.cells).body(plan, contributions.counts, columns)
+        _, self.memory = compose(plan, bodies, columns, self.memory, sequence=self.windows)
+
+
+def as_drawn(plan: Plan, read: WindowRows) -> Contributions:
+    """What the draw under ``plan`` is given of a window's rows."""
+    return by_planned_cells(plan, read.as_planned(plan).contributions)
 
 
 def recorded(seed: int) -> Noise:

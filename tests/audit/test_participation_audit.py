@@ -38,6 +38,8 @@ from tests.audit.blackbox import assert_private, epsilon_lower_bound, mu_lower_b
 from tests.audit.shipped import Event, Towns, recorded
 from tests.audit.worlds import (
     AREA,
+    OF_EPSILON,
+    OF_RHO,
     config_of,
     honest,
     loss_between,
@@ -187,44 +189,29 @@ def in_ranges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("weight", "statistics"),
+    ("planner", "weight", "statistics", "settings"),
     [
-        ("share", ["mean", "variance", "p50"]),
-        nightly("user", ["mean", "p85"]),
-        ("sample", ["mean", "variance"]),
-        ("share", ["moving_mean", "p50"]),
+        *((honest, *OF_EPSILON[at]) for at in (0, 3)),
+        (honest, "share", ["mean"], AREA),
+        (honest, "share", ["moving_mean", "p50"], {}),
+        (in_ranges, "user", ["mean", "p50"], {}),
+        *(nightly(honest, *OF_EPSILON[at]) for at in (1, 2)),
+        *(nightly(in_ranges, weight, ["mean", "p50"], {}) for weight in ("share", "sample")),
     ],
 )
 def test_the_worst_loss_over_all_worlds_of_three_users_and_windows_is_the_budget(
-    tmp_path, weight, statistics, record_property
+    tmp_path, planner, weight, statistics, settings, record_property
 ):
-    config = small_world(tmp_path, weight, statistics)
-    worst, charged = worst_loss(config, honest), Fraction(config.privacy.ledger_budget, 1_000_000)
+    """Ranges from earlier releases cost nothing, and the mean of the area is part of the budget."""
+    config = small_world(tmp_path, weight, statistics, **settings)
+    worst, charged = worst_loss(config, planner), Fraction(config.privacy.ledger_budget, 1_000_000)
     record_property("loss", {"worst": float(worst), "charged": float(charged)})
     assert worst == charged
 
 
-@pytest.mark.parametrize("weight", nightly_but(["user"], ["share", "user", "sample"]))
-def test_ranges_from_earlier_releases_cost_nothing(tmp_path, weight):
-    config = small_world(tmp_path, weight, ["mean", "p50"])
-    assert worst_loss(config, in_ranges) == Fraction(config.privacy.ledger_budget, 1_000_000)
-
-
-@pytest.mark.parametrize("statistics", [["mean"], nightly(["mean", "variance", "p50"])])
-def test_the_mean_of_the_area_is_part_of_the_budget_in_every_world(tmp_path, statistics):
-    config = small_world(tmp_path, "share", statistics, **AREA)
-    assert worst_loss(config, honest) == Fraction(config.privacy.ledger_budget, 1_000_000)
-
-
 @pytest.mark.parametrize(
     ("weight", "statistics", "settings"),
-    [
-        ("share", ["mean", "variance"], {}),
-        nightly("share", ["mean"], AREA | {"rho_budget": 0.2}),  # that of two windows: nobody's losses add up to 0.15
-        nightly("user", ["mean", "p85"], {}),
-        ("sample", ["mean"], {}),
-        nightly("user", ["mean", "moving_mean"], {}),
-    ],
+    [*(OF_RHO[at] for at in (0, 3)), *(nightly(*OF_RHO[at]) for at in (1, 2, 4))],
 )
 def test_the_worst_rho_over_all_worlds_is_the_budget_and_never_above(
     tmp_path, weight, statistics, settings, record_property

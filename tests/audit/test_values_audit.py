@@ -35,7 +35,6 @@ from stream.messages.message import decode_outbox
 from stream.offline import MemoryRows
 from stream.protocol.close_process import CloseReport
 from stream.protocol.release_protocol import ContentError, ReleaseProtocol, statistics_of
-from stream.statistics.merging import by_planned_cells
 from stream.statistics.plan import Plan, decode_plan
 from stream.statistics.values.draw import draw_distributions
 from stream.statistics.window_release import plan_window, speed_of
@@ -44,7 +43,7 @@ from stream.storage.ledger import Ledger, OutOfTurnError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ROW
 from tests.audit.blackbox import FloatArray, Pooled, assert_private, epsilon_lower_bound
-from tests.audit.shipped import Event, Towns, drawn, recorded
+from tests.audit.shipped import Event, Towns, World, as_drawn, drawn, recorded
 from tests.audit.values_transcripts import (
     MERGED,
     OF_A_WINDOW,
@@ -53,7 +52,6 @@ from tests.audit.values_transcripts import (
     SETTINGS,
     TREES,
     U,
-    World,
     combined,
     fleet,
     integers_of,
@@ -267,7 +265,7 @@ def test_the_noise_that_is_drawn_has_the_law_that_was_charged_for(tmp_path):
     """400 draws of six cells: the mean of (noise/σ)² is 1 ± 5·√(2/n) (α = 6·10⁻⁷); half the scale gives ¼, Laplace
     noise 2."""
     plan, read = World(live_config(tmp_path)).plan(random_rows(3, 40, users=7), SLOT)
-    contributions, noise = by_planned_cells(plan, read.as_planned(plan).contributions), recorded(8)
+    contributions, noise = as_drawn(plan, read), recorded(8)
     with combined() as seen:
         for _ in range(400):
             speed_of(plan.terms).draw(plan, contributions, noise)

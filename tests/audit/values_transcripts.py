@@ -2,7 +2,7 @@
 loses at most of what they are charged, for their values at 0, at U and at random."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,17 +21,12 @@ from dpcore.noise import Noise
 from dpcore.residual import ResidualMean
 from dpcore.variance import Variance
 from stream.config import Config
-from stream.statistics import plan
-from stream.statistics.merging import by_planned_cells
-from stream.statistics.pipeline import compose
-from stream.statistics.plan import Allowance, Plan
-from stream.statistics.smoothing_state import Memory
+from stream.statistics.plan import Plan
 from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
-from tests.audit.shipped import recorded
+from tests.audit.shipped import Planner, World, as_drawn, recorded
 from tests.dpcore.silence import Asked
 from tests.support.builders import SLOT, bus_config, live_config, random_rows, uneven_rows
-from tests.support.releasing import due_of
 
 U = 6500
 WINDOWS = 3
@@ -86,7 +81,6 @@ OF_PURE: dict[str, Any] = {
     "privacy.budget": 6.0,
     "speed.suppression": "none",
 }
-Planner = Callable[..., Plan]
 
 
 def fleet(tmp_path: Path, **settings: Any) -> Config:
@@ -145,31 +139,6 @@ def combined() -> Iterator[Combined]:
         yield seen
 
 
-class World:
-    """A feed of one configuration, with its ledger and memory."""
-
-    def __init__(self, config: Config, planner: Planner = plan_window) -> None:
-        self.config, self.planner, self.spent = config, planner, dict[int, int]()
-        self.memory: Memory | None = None
-
-    def plan(self, rows: np.ndarray, slot: int) -> tuple[Plan, WindowRows]:
-        """The plan of a window, by the ledger and the memory so far."""
-        due, budget = due_of(self.config, slot), self.config.privacy.ledger_budget
-        read = WindowRows.of(rows, due.terms.reading)
-        left = np.array([budget - self.spent.get(user, 0) for user in read.counts.users.tolist()], dtype=np.int64)
-        left = plan.spendable(left, read.counts.users, due, budget)
-        made = self.planner(read, due, Allowance(left, budget), memory=self.memory)
-        privacy = self.config.privacy
-        grant = privacy.ledger_grant if privacy.admission == "first-come" else budget
-        assert made.charges.max(initial=0) <= grant
-        return made, read
-
-    def charge(self, plan: Plan) -> None:
-        """Charge the users of a plan."""
-        for user, charge in zip(*(column.tolist() for column in plan.charged_users()), strict=True):
-            self.spent[user] = self.spent.get(user, 0) + charge
-
-
 def of_each_number(plan: Plan, scales: np.ndarray) -> np.ndarray:
     """The planned ``scales`` (statistics · C) for each integer without a tree, flat; moving reports have two each."""
     names = [name for name in ("mean", "moving_mean", "variance") if name in plan.terms.speed.statistics]
@@ -186,7 +155,7 @@ def rates_of(plan: Plan, of_nodes: list[Fraction]) -> list[Fraction]:
 
 def integers_of(plan: Plan, read: WindowRows, noise: Noise) -> tuple[np.ndarray, list[Fraction], dict[str, Any], Any]:
     """(Integers, 1/b of each, columns, contributions) of the shipped draw."""
-    contributions = by_planned_cells(plan, read.as_planned(plan).contributions)
+    contributions = as_drawn(plan, read)
     with combined() as seen:
         columns = speed_of(plan.terms).draw(plan, contributions, noise)
     exact = [part.ravel() for part in (*seen.integers, *seen.nodes)]
@@ -232,9 +201,7 @@ def worst_losses(config: Config, seed: int, planner: Planner = plan_window) -> t
                 loss = sum((abs(int(moved[at])) ** power * costs[at] for at in np.flatnonzero(moved)), Fraction(0))
                 worst = max(worst, loss)
             total[user] = total.get(user, Fraction(0)) + worst
-        world.charge(plan)
-        bodies = speed_of(plan.terms).body(plan, contributions.counts, columns)
-        _, world.memory = compose(plan, bodies, columns, world.memory, sequence=number + 1)
+        world.released(plan, contributions, columns)
     return total, world
 
 

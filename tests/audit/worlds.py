@@ -24,20 +24,17 @@ from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.public_cells import public_cells
-from stream.statistics.merging import by_planned_cells
 from stream.statistics.participation.draw import plan_participation
-from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Due, Plan, encode_plan
-from stream.statistics.smoothing_state import Memory
-from stream.statistics.window_release import plan_window, speed_of
-from stream.statistics.window_rows import WindowRows, contributions_of
+from stream.statistics.window_release import plan_window
+from stream.statistics.window_rows import contributions_of
 from stream.storage.row_store import ROW
 from stream.terms import Terms
 from stream.windows import Window
-from tests.audit.shipped import recorded
+from tests.audit.shipped import World, as_drawn, recorded
 from tests.support.builders import SLOT, random_rows, zcdp_config
 from tests.support.participating import SMALL, riders
-from tests.support.releasing import draw, due_of
+from tests.support.releasing import draw
 
 
 @dataclass
@@ -243,49 +240,49 @@ def worst_loss(config: Config, planner: Planner, windows: int = WINDOWS) -> Frac
     return worst
 
 
-def small_world(
-    tmp_path: Path, weight: str, statistics: list[str], budget: float | None = None, **settings: object
-) -> Config:
+def settings_of(weight: str, statistics: list[str]) -> dict[str, Any]:
+    """What small worlds of either accounting set: a handful of hexagons, one sample of each user in two of them."""
+    return {
+        "participation.weight": weight,
+        "participation.cells_per_user": 2,
+        "participation.samples_per_cell": 1,
+        "speed.statistics": statistics,
+        "feed.domain": {"south": 30.2, "west": -97.75, "north": 30.27, "east": -97.65},
+        "hexagons.resolution": 7,
+    }
+
+
+def small_world(tmp_path: Path, weight: str, statistics: list[str], **settings: Any) -> Config:
     """ε = 1 per window. Two half-contributions and a third refused (B = 1.5), or two whole ones of three (B = 2)."""
-    enough = 2.0 if weight == "share" else 1.5
-    return riders(
-        tmp_path,
-        **{
-            "privacy.epsilon": 1.0,
-            "privacy.budget": enough if budget is None else budget,
-            "participation.weight": weight,
-            "participation.cells_per_user": 2,
-            "participation.samples_per_cell": 1,
-            "speed.statistics": statistics,
-            "feed.domain": {"south": 30.2, "west": -97.75, "north": 30.27, "east": -97.65},
-            **settings,
-        },
-    )
+    budget = {"privacy.epsilon": 1.0, "privacy.budget": 2.0 if weight == "share" else 1.5}
+    return riders(tmp_path, **budget | settings_of(weight, statistics) | settings)
+
+
+def small_zcdp_world(
+    tmp_path: Path, weight: str, statistics: list[str], rho_budget: float = 0.15, **settings: Any
+) -> Config:
+    """ρ = 1/10 per window, shared by two cells, and 3/20 in the period: what fits is decided by exact individual
+    losses."""
+    return zcdp_config(tmp_path, rho=0.1, rho_budget=rho_budget, **settings_of(weight, statistics) | settings)
 
 
 AREA = {"participation.area_share": 4, "speed.post_processing": ["kalman"]}
 """The numbers of all cells together are released, too."""
-
-
-def small_zcdp_world(
-    tmp_path: Path, weight: str, statistics: list[str], rho_budget: float = 0.15, **settings: object
-) -> Config:
-    """ρ = 1/10 per window, shared by two cells, and 3/20 in the period: what fits is decided by exact individual
-    losses."""
-    return zcdp_config(
-        tmp_path,
-        rho=0.1,
-        rho_budget=rho_budget,
-        **{
-            "participation.weight": weight,
-            "participation.cells_per_user": 2,
-            "participation.samples_per_cell": 1,
-            "speed.statistics": statistics,
-            "hexagons.resolution": 7,
-            "feed.domain": {"south": 30.2, "west": -97.75, "north": 30.27, "east": -97.65},
-            **settings,
-        },
-    )
+OF_EPSILON: list[tuple[str, list[str], dict[str, Any]]] = [
+    ("share", ["mean", "variance", "p50"], {}),
+    ("share", ["mean", "variance", "p50"], AREA),
+    ("user", ["mean", "p85"], {}),
+    ("sample", ["mean", "variance"], {}),
+    ("share", ["mean", "moving_mean"], {}),
+]
+"""Weight, statistics and settings of small worlds."""
+OF_RHO: list[tuple[str, list[str], dict[str, Any]]] = [
+    ("share", ["mean", "variance"], {}),
+    ("share", ["mean"], AREA | {"rho_budget": 0.2}),  # that of two windows: nobody's losses add up to 0.15
+    ("user", ["mean", "p85"], {}),
+    ("sample", ["mean"], {}),
+    ("user", ["moving_mean"], {}),
+]
 
 
 PERIODS = 4
@@ -307,36 +304,24 @@ def config_of(tmp_path: Path, weight: str, accounting: str) -> Config:
 
 def worst_shares(config: Config, planner: Callable[..., Plan] = plan_window, seed: int = 3) -> list[Fraction]:
     """Of each user the part of their charges that all windows together lose, at most."""
-    spent, lost = dict[int, int](), dict[int, Fraction]()
-    cells, noise = public_cells(config), recorded(seed)
-    memory: Memory | None = None
+    world, lost, noise = World(config, planner), dict[int, Fraction](), recorded(seed)
     for number in range(PERIODS):
-        slot, budget = SLOT + 3600 * number, config.privacy.ledger_budget
-        due = due_of(config, slot)
-
-        def plan_of(rows: np.ndarray, due: Any = due, budget: int = budget, memory: Any = memory) -> tuple[Plan, Any]:
-            read = WindowRows.of(rows, due.terms.reading)
-            left = np.array([budget - spent.get(user, 0) for user in read.counts.users.tolist()], dtype=np.int64)
-            plan = planner(read, due, Allowance(left, budget), cells, memory)
-            return plan, by_planned_cells(plan, read.as_planned(plan).contributions)
-
+        slot = SLOT + 3600 * number
         rows = random_rows(seed + number, 60, users=7, places=2, slot=slot)
-        plan, contributions = plan_of(rows)
+        plan, read = world.plan(rows, slot)
         assert number < 2 or plan.ranges is not None, "the first windows give the ranges of the others"
+        contributions = as_drawn(plan, read)
         seen = observe(plan, contributions)
         for user in plan.users.tolist():
-            other, without = plan_of(rows[rows["user"] != user])
+            other, without = world.plan(rows[rows["user"] != user], slot)
             for here, there in zip(public_part(plan), public_part(other), strict=True):
                 assert np.array_equal(here, there), "the public part of a plan looked at this window"
-            lost[user] = lost.get(user, Fraction(0)) + loss_between(seen, observe(other, without))
-        for user, charge in zip(*(column.tolist() for column in plan.charged_users()), strict=True):
-            spent[user] = spent.get(user, 0) + charge
-        speed = speed_of(plan.terms, cells)
-        columns = speed.draw(plan, contributions, noise)
-        _, memory = compose(plan, speed.body(plan, contributions.counts, columns), columns, memory, sequence=number + 1)
-    assert max(spent.values()) <= config.privacy.ledger_budget
+            apart = loss_between(seen, observe(other, as_drawn(other, without)))
+            lost[user] = lost.get(user, Fraction(0)) + apart
+        world.released(plan, contributions, draw(plan, contributions, noise))
+    assert max(world.spent.values()) <= config.privacy.ledger_budget
     unit = NANO if config.privacy.accounting == "zcdp" else MICRO
-    return [amount * unit / spent[user] for user, amount in lost.items() if user in spent]
+    return [amount * unit / world.spent[user] for user, amount in lost.items() if user in world.spent]
 
 
 def public_part(plan: Plan) -> list[np.ndarray]:

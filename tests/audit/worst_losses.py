@@ -8,6 +8,7 @@ random windows in which each user's values are at 0, at U and at random, against
 windows that lack each user.
 """
 
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,9 +17,10 @@ import numpy as np
 
 from dpcore.accounting import NANO
 from stream.config import Config
-from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import contributing, draw_histograms, exact_counts
 from stream.statistics.plan import Plan
+from stream.statistics.window_rows import WindowRows
+from tests.audit.shipped import World
 from tests.audit.values_transcripts import (
     MERGED,
     OF_A_WINDOW,
@@ -29,61 +31,45 @@ from tests.audit.values_transcripts import (
     settings_of,
     worst_losses,
 )
-from tests.audit.worlds import AREA, config_of, honest, small_world, small_zcdp_world, worst_loss, worst_shares
+from tests.audit.worlds import (
+    OF_EPSILON,
+    OF_RHO,
+    config_of,
+    honest,
+    small_world,
+    small_zcdp_world,
+    worst_loss,
+    worst_shares,
+)
 from tests.dpcore.silence import Asked
 from tests.support.builders import SLOT, located_rows, with_histograms
-from tests.support.releasing import planned_with_fixes
 
 WINDOWS = 3
 
 
-def integers(plan: Plan, fixes: Fixes) -> np.ndarray:
+def integers(plan: Plan, read: WindowRows) -> np.ndarray:
     """What "singular" adds noise to."""
-    return np.asarray(exact_counts(plan.terms.histogram, contributing(plan, fixes)))
+    return np.asarray(exact_counts(plan.terms.histogram, contributing(plan, read.fixes)))
 
 
 def worst_share_of_histograms(config: Config, seed: int = 0) -> Fraction:
     """The largest part of their charges for histograms that any user who leaves loses over the windows."""
-    spent, paid, lost = dict[int, int](), dict[int, int](), dict[int, Fraction]()
-
-    def planned(rows: np.ndarray, slot: int) -> tuple[Plan, Fixes]:
-        users = np.unique(rows["user"]).tolist()
-        left = np.array([config.privacy.ledger_budget - spent.get(user, 0) for user in users], dtype=np.int64)
-        plan, _, fixes = planned_with_fixes(config, rows, left, slot)
-        return plan, fixes
-
+    world, paid, lost = World(config), Counter[int](), dict[int, Fraction]()
     for number in range(WINDOWS):
         slot = SLOT + 3600 * number
         rows = located_rows(seed + number, 60, users=8, slot=slot)
-        plan, fixes = planned(rows, slot)
-        draw_histograms(plan, fixes, asked := Asked())
+        plan, read = world.plan(rows, slot)
+        draw_histograms(plan, read.fixes, asked := Asked())
         (rate,) = set(asked.rates)
-        exact, terms = integers(plan, fixes), plan.terms.histogram
-        payers = set(contributing(plan, fixes).users.tolist())
+        exact, terms = integers(plan, read), plan.terms.histogram
+        payers = set(contributing(plan, read.fixes).users.tolist())
         for user in plan.users.tolist():
-            moved = np.abs(exact - integers(*planned(rows[rows["user"] != user], slot))).sum()
+            moved = np.abs(exact - integers(*world.plan(rows[rows["user"] != user], slot))).sum()
             lost[user] = lost.get(user, Fraction(0)) + int(moved) * rate
-            paid[user] = paid.get(user, 0) + terms.cost * (user in payers)
-        for user, charge in zip(plan.users.tolist(), plan.charges.tolist(), strict=True):
-            spent[user] = spent.get(user, 0) + charge
-    assert max(spent.values()) <= config.privacy.ledger_budget
+            paid[user] += terms.cost * (user in payers)
+        world.charge(plan)
+    assert max(world.spent.values()) <= config.privacy.ledger_budget
     return max(loss * 1_000_000 / paid[user] if paid[user] else loss * 10**9 for user, loss in lost.items())
-
-
-OF_EPSILON = [
-    ("share", ["mean", "variance", "p50"], {}),
-    ("share", ["mean", "variance", "p50"], AREA),
-    ("user", ["mean", "p85"], {}),
-    ("sample", ["mean", "variance"], {}),
-    ("share", ["mean", "moving_mean"], {}),
-]
-OF_RHO = [
-    ("share", ["mean", "variance"], {}),
-    ("share", ["mean"], AREA | {"rho_budget": 0.2}),
-    ("user", ["mean", "p85"], {}),
-    ("sample", ["mean"], {}),
-    ("user", ["moving_mean"], {}),
-]
 
 
 def main() -> None:

@@ -7,9 +7,19 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from scipy import optimize
 
 from dpcore.allocation import Sensitivities
-from dpcore.contributions import Contributions
+from dpcore.contributions import Contributions, Counts
+
+
+def counts_of(table: Any) -> Counts:
+    """Counts of a dense (users × cells) table; empty users and cells are left out."""
+    table = np.array(table, dtype=np.int64)
+    table = table[table.any(axis=1)][:, table.any(axis=0)]
+    cell, user = np.nonzero(table.T)
+    users, cells = (np.arange(n, dtype=np.uint64) for n in table.shape)
+    return Counts(cells, users, cell, user, table[user, cell])
 
 
 def from_dense(matrix: np.ndarray, weight: np.ndarray | None = None) -> Sensitivities:
@@ -43,6 +53,29 @@ def overcharged(matrix: np.ndarray, allocation: Any, gaussian: bool = False) -> 
     ]
     lost = [sum(int(d) ** power * rate for d, rate in zip(column, rates, strict=True)) for column in matrix.T]
     return any(loss > int(charge) for loss, charge in zip(lost, allocation.charges, strict=True))
+
+
+def optimum(moves: np.ndarray, weight: np.ndarray, beta: np.ndarray, power: float = 1.0) -> float:
+    """min Σ w·x^(−power) subject to movesᵀ·x ≤ β, by SLSQP over shares z = x/x₀ of a feasible x₀, from three starts."""
+    even = 1 / ((moves > 0).sum(0).max() * (moves / beta).max(1))
+    part = weight / even**power
+    solutions = [
+        optimize.minimize(
+            lambda z: float((part / z**power).sum() / part.sum()),
+            np.full(len(moves), start),
+            jac=lambda z: -power * part / z ** (power + 1) / part.sum(),
+            bounds=[(1e-3, None)] * len(moves),
+            constraints={
+                "type": "ineq",
+                "fun": lambda z: 1 - (moves.T @ (even * z)) / beta,
+                "jac": lambda z: -(moves.T * even) / beta[:, None],
+            },
+            method="SLSQP",
+            options={"maxiter": 1000, "ftol": 1e-12},
+        )
+        for start in (0.9, 0.5, 0.2)
+    ]
+    return min(float(solution.fun) * part.sum() for solution in solutions if solution.success)
 
 
 Row = tuple[int, int, int, int]

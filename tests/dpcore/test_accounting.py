@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize
 
 from dpcore.accounting import NANO, epsilon_of_rho, gaussian_losses, gaussian_ratio, rho_of, rho_of_pure
 from dpcore.errors import OverflowBoundError, ParameterError
-from dpcore.gaussian_allocation import allocate_gaussian
-from tests.dpcore.programs import from_dense, matrices, overcharged
+from dpcore.gaussian_allocation import allocate_gaussian, exact_rho_charges
+from tests.dpcore.programs import from_dense, matrices, optimum, overcharged
 
 
 def test_a_scale_never_falls_short_of_its_rho_and_wastes_next_to_nothing():
+    assert gaussian_ratio(0, 7) == (0, 1), "no noise for what nobody can move"
     for sensitivity, rho in itertools.product([1, 5, 32_500, 10**9], [7, 12_345, 10**6, 10**9, 5 * 10**11]):
         exact = Fraction(NANO * sensitivity**2, 2 * rho)
         if exact > 2**80:
             with pytest.raises(OverflowBoundError):
                 gaussian_ratio(sensitivity, rho)
-            return
+            continue
         t, s = gaussian_ratio(sensitivity, rho)
         assert 1 <= t <= 2**40
         assert Fraction(t * t, s * s) >= exact
@@ -44,6 +44,7 @@ def test_losses_are_the_exact_ones_rounded_up():
         assert got.ravel().tolist() == exact
         assert got.shape == deltas.shape
     assert gaussian_losses(np.zeros(3, dtype=int), 0, 1).tolist() == [0, 0, 0]
+    assert exact_rho_charges(from_dense(np.array([[1]])), np.array([1]), np.array([1])) == [NANO // 2]
     with pytest.raises(ParameterError):
         gaussian_losses(np.array([1]), 0, 1)
 
@@ -94,25 +95,17 @@ def test_scales_are_within_a_thousandth_of_the_optimum_which_a_general_solver_fi
         matrix = rng.integers(0, 30, (4, 6))
         matrix[:, 0] += 1
         weight, beta = rng.uniform(1, 5, 4), rng.integers(10**8, 10**9, 6)
-        even = 1 / (np.square(matrix) / (2e-9 * beta)).sum(axis=0).max() / np.ones(4)
-        solution = optimize.minimize(
-            lambda z, w=weight, e=even: float((w * (e * z) ** -0.5).sum()),
-            np.ones(4),
-            bounds=[(1e-3, None)] * 4,
-            constraints={
-                "type": "ineq",
-                "fun": lambda z, m=matrix, b=beta, e=even: 1 - (m.T**2 @ (e * z)) / (2e-9 * b),
-            },
-            method="SLSQP",
-            options={"maxiter": 1000, "ftol": 1e-13},
-        )
+        least = optimum(matrix**2, weight, 2e-9 * beta, 0.5)
         allocation = allocate_gaussian(from_dense(matrix, weight), beta)
-        assert allocation.bound <= solution.fun * (1 + 1e-6), "the bound lies below the optimum"
-        assert solution.fun * (1 - 1e-6) <= allocation.objective <= solution.fun * (1 + 1e-3)
+        assert least * (1 - 1e-3) <= allocation.bound <= least * (1 + 1e-6), "the bound lies close below the optimum"
+        assert least * (1 - 1e-6) <= allocation.objective <= least * (1 + 1e-3)
 
 
 def test_a_lone_user_in_one_cell_spends_all_of_their_allowance_on_the_scale_of_the_formula():
+    """A second cell that weighs next to nothing costs them 1 nρ."""
     allowance = rho_of(12.0, 1e-6) // 96
-    allocation = allocate_gaussian(from_dense(np.array([[800]])), np.array([allowance]))
-    assert allocation.scales[0] == pytest.approx(800 / np.sqrt(2e-9 * allowance), rel=1e-6)
-    assert allowance - 10 <= allocation.charges[0] <= allowance
+    for cells, weight in ((1, [1.0]), (2, [1.0, 1e-20])):
+        allocation = allocate_gaussian(from_dense(np.full((cells, 1), 800), np.array(weight)), np.array([allowance]))
+        formula = 800 / np.sqrt(2e-9 * np.array([allowance, 1]))
+        assert allocation.scales == pytest.approx(formula[:cells], rel=1e-6)
+        assert allowance - 10 <= allocation.charges[0] <= allowance

@@ -18,7 +18,7 @@ from dpcore.allocation import Sensitivities, allocate, exact_charges, uniform_al
 from dpcore.bernstein import polynomials
 from dpcore.budget import MICRO, rolling_grants, to_micro
 from dpcore.cdf import bin_edges
-from dpcore.contributions import Contributions, Counts
+from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
 from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
 from dpcore.gaussian import discrete_gaussian
@@ -40,7 +40,7 @@ from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy, select_quantiles, select_range
 from dpcore.suppression import suppress, sweep_chop_user
 from dpcore.variance import Variance
-from tests.dpcore.programs import from_dense
+from tests.dpcore.programs import counts_of, from_dense
 from tests.dpcore.silence import Silence
 
 U = 100
@@ -61,14 +61,6 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-def city(samples: list[list[int]]) -> Counts:
-    """Counts of a dense (users × cells) table."""
-    table = np.array(samples, dtype=np.int64)
-    cell, user = np.nonzero(table.T)
-    users, cells = table.shape
-    return Counts(np.arange(cells, dtype=np.uint64), np.arange(users, dtype=np.uint64), cell, user, table[user, cell])
-
-
 def plans(upper: int, samples: Any, micro: Any) -> dict[str, tuple[type[DPError], Callable[[], Any]]]:
     return {name: (DPError, lambda make=make: make(upper).plan(samples, micro)) for name, make in CELLS.items()}
 
@@ -87,7 +79,7 @@ def modelled(means: list[float], variances: list[float], *, upper: float = 65.0,
 
 
 LAYOUT = Layout.of(mean=True, variance=False, percentiles=True, weight="user", upper=U, bins=4)
-SOME = city([[2, 1], [1, 3]])
+SOME = counts_of([[2, 1], [1, 3]])
 CROWD = from_dense(np.array([[5, 5], [5, 0]]))
 HUGE = ints(2**62, 2**62, 2**62)
 REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
@@ -376,7 +368,7 @@ def test_one_user_one_sample_equal_values_and_a_range_of_0_have_defined_means(na
 
 def test_one_sample_equal_values_and_a_range_of_0_have_defined_variances_and_distributions():
     """One retained sample has variance 0, released without noise at no charge; so has every statistic of U = 0."""
-    one = city([[1]])
+    one = counts_of([[1]])
     assert not Variance(U, 1).sensitivities(one, one.samples).any()
     for upper in (0, U):
         contributions = Contributions.group(*(np.zeros(4, np.uint64),) * 2, np.arange(4), np.full(4, 37), upper=upper)

@@ -7,6 +7,7 @@ from dpcore.allocation import allocate
 from dpcore.contributions import Counts
 from dpcore.mean import Mean
 from dpcore.resolution import choose_resolution, regroup
+from tests.dpcore.programs import counts_of
 
 UPPER = 800
 
@@ -16,8 +17,7 @@ def random_counts(seed: int, users: int = 60, cells: int = 28) -> Counts:
     matrix = rng.geometric(0.3, (users, cells)) * (rng.random((users, cells)) < rng.beta(0.5, 3, cells))
     matrix[0] = 1
     matrix[:, 0] += 1
-    cell, user = np.nonzero(matrix.T)
-    return Counts(np.arange(cells, dtype=np.uint64), np.arange(users, dtype=np.uint64), cell, user, matrix[user, cell])
+    return counts_of(matrix)
 
 
 def parents(counts: Counts) -> list[np.ndarray]:
@@ -50,14 +50,7 @@ def test_a_generous_target_changes_nothing_and_an_impossible_one_pools_all():
 
 
 def test_regrouping_adds_a_users_samples():
-    counts = Counts(
-        np.array([1, 2], dtype=np.uint64),
-        np.array([5, 6], dtype=np.uint64),
-        np.array([0, 0, 1]),
-        np.array([0, 1, 0]),
-        np.array([3, 4, 5]),
-    )
-    pooled = regroup(counts, np.array([9, 9], dtype=np.uint64))
+    pooled = regroup(counts_of([[3, 5], [4, 0]]), np.array([9, 9], dtype=np.uint64))
     assert pooled.cells.tolist() == [9]
     assert pooled.samples.tolist() == [8, 4]
 

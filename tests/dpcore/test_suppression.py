@@ -18,6 +18,7 @@ from dpcore.suppression import (
     unsuppressed_noise,
     worst_case_error,
 )
+from tests.dpcore.programs import counts_of
 
 CASES = 1500
 
@@ -27,14 +28,6 @@ def chop_user(counts: Counts, epsilon_micro: float, **settings: Any) -> Suppress
     statistics = settings.get("statistics", STATISTICS)
     threshold = unsuppressed_noise(counts, epsilon_micro, statistics)
     return suppress(counts, epsilon_micro, threshold=threshold, **settings)
-
-
-def make_counts(matrix: np.ndarray) -> Counts:
-    """Counts from a dense (users × cells) matrix; empty users and cells are left out."""
-    matrix = matrix[matrix.any(axis=1)][:, matrix.any(axis=0)]
-    cell, user = np.nonzero(matrix.T)
-    users, cells = matrix.shape
-    return Counts(np.arange(cells, dtype=np.uint64), np.arange(users, dtype=np.uint64), cell, user, matrix[user, cell])
 
 
 def random_matrix(rng: np.random.Generator) -> np.ndarray:
@@ -48,7 +41,7 @@ def cities(seed: int, number: int) -> Iterator[tuple[np.ndarray, Counts]]:
     for _ in range(number):
         matrix = random_matrix(rng)
         if matrix.any():
-            yield matrix, make_counts(matrix)
+            yield matrix, counts_of(matrix)
 
 
 def cell_error(total: int, kept: list[int], epsilon: float, statistics) -> float:
@@ -156,7 +149,7 @@ def test_a_sweep_at_its_limit_keeps_the_best_of_what_it_finished_and_says_so():
     """Whatever the limit, the cost exceeds it by at most one step of a user, and the unsuppressed plan is always a
     candidate.
     """
-    counts = make_counts(random_matrix(np.random.default_rng(25)))
+    counts = counts_of(random_matrix(np.random.default_rng(25)))
     whole = sweep_chop_user(counts, 2_000_000)
     assert whole.complete
     for limit in range(0, whole.evaluations + 1, 7):
@@ -221,7 +214,7 @@ def by_events(counts: Counts, most: int, epsilon: float) -> np.ndarray:
 
 
 def test_a_sweep_for_an_objective_stays_within_its_limit_and_says_so():
-    counts = make_counts(np.ones((6, 9), dtype=np.int64) * 3)
+    counts = counts_of(np.ones((6, 9), dtype=np.int64) * 3)
     calls = []
     limit = 3 * LEAST_OBJECTIVE_COST
     cut = sweep_chop_user(counts, 2_000_000, max_evaluations=limit, objective=lambda samples: calls.append(1) or 0.0)
