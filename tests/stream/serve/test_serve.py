@@ -27,6 +27,7 @@ from tests.stream.serve.made_windows import (
     MECHANISMS,
     START,
     arrivals,
+    completed,
     histogram_message,
     outcomes,
     windows_of,
@@ -71,18 +72,9 @@ def largest(body: object) -> float:
     return abs(body) if isinstance(body, int | float) else 0.0
 
 
-def test_a_message_without_ce_id_or_of_a_time_that_is_none_is_refused(tmp_path):
-    message = released(tmp_path)[0]
-    assert received(message.topic, "", message.value) is None
-    never = message.value.replace(b"2017-03-21T12", b"2017-03-41T12")
-    assert received(message.topic, message.ce_id, never) is None
-
-
 def test_old_windows_are_forgotten_in_the_order_of_their_markers_and_stay_so(tmp_path):
-    view = View(max_windows=2)
     first, second, third = windows_of(tmp_path, FEED, 3)
-    for number, messages in enumerate((third, first, second), 1):
-        assert outcomes(view, arrivals(messages, number))[-1] == "completed"
+    view = completed(View(max_windows=2), third, first, second)
     assert [window.start[11:13] for window in view.completed()] == ["12", "13"]
     assert outcomes(view, [Arrival(third[0].topic, "late", third[0].value, 0)]) == ["forgotten"]
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import resource
-import socket
 from collections.abc import AsyncIterator
 from itertools import chain
 from pathlib import Path
@@ -30,7 +29,7 @@ from tests.stream.serve.browser import PATIENCE_MS, needs_chromium
 from tests.stream.serve.city import BUSY, LONELY, USUAL_DAY, city_config, windows
 from tests.stream.serve.made_places import WEST_SIDE, city_files
 from tests.stream.serve.made_windows import windows_of
-from tests.stream.serve.serving import json_of, origin_of, publish, ready, released, served, serving
+from tests.stream.serve.serving import json_of, origin_of, publish, ready, released, served, serving, unreading
 from tests.support.builders import bus_config, riders_config
 from tests.support.feeding import until_true
 
@@ -110,10 +109,7 @@ async def test_a_client_that_does_not_read_holds_nobody_up_and_is_cut_off(tmp_pa
     async with serving(bus_config(tmp_path, **own_feed)) as client:
         service = client.server.app[SERVICE]
         monkeypatch.setattr(service.broadcast, "queue", 4)
-        stalled = socket.socket()
-        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stalled.connect((client.host, client.port))
-        stalled.sendall(f"GET {STREAM} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        stalled = unreading(client.port, STREAM)
         reading = asyncio.create_task(first(client, len(windows)))
         counted = service.metrics.registry.get_sample_value
         await until_true(lambda: counted("hexveil_public_sse_clients") == 2)
