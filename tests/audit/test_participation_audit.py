@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from scipy import stats
 
 from dpcore.accounting import NANO
 from dpcore.contributions import Counts
@@ -49,6 +50,7 @@ from tests.audit.worlds import (
     worst_loss,
     worst_shares,
 )
+from tests.dpcore.silence import Silence
 from tests.support.builders import bus_config, random_rows, zcdp_config
 from tests.support.nightly import nightly, nightly_but
 from tests.support.participating import riders
@@ -123,6 +125,17 @@ def test_gaussian_noise_tells_no_more_than_rho(tmp_path, weight, monkeypatch):
     there, charge = noisy_numbers(config, MINE + OTHERS, recorded(3), monkeypatch)
     absent, _ = noisy_numbers(config, OTHERS, recorded(4), monkeypatch)
     assert_private(mu_lower_bound(there, absent), (2 * charge) ** 0.5)
+
+
+@pytest.mark.parametrize("weight", ["share", "sample"])
+def test_the_95_percent_interval_of_a_count_is_that_of_its_gaussian(tmp_path, weight):
+    """n = 10 653 cells, two-sided at α = 1e-6: refuted outside 93.9 to 96.1 %, so 93 and 97 % with power > 0.99."""
+    config = zcdp(tmp_path, weight)
+    plan, contributions = planned(config, Towns.of_list(public_cells(config), 3).rows(OTHERS))
+    quiet, seen = (draw(plan, contributions, noise)["users"] for noise in (Silence(), recorded(5)))
+    inside = (seen.low <= quiet.raw) & (quiet.raw <= seen.high)
+    assert len(inside) == 10_653
+    assert stats.binomtest(int(inside.sum()), len(inside), 0.95).pvalue > 1e-6
 
 
 @pytest.mark.parametrize("weight", [*WEIGHTS, "area"])

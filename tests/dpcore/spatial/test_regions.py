@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpcore.budget import MICRO
+from dpcore.noise import Noise
 from dpcore.spatial.declared import MAX_COORDINATE, MAX_DECLARED_CORNERS, declared_regions
 from dpcore.spatial.domain import Domain
 from dpcore.spatial.euler import Euler, EulerHistogram
@@ -24,7 +26,8 @@ from dpcore.spatial.regions import (
     Regions,
     extract_regions,
 )
-from tests.dpcore.spatial.polygons import Point, corners_strategy, epsilon_lower_bound, grid, hull, meets, turn
+from tests.audit.blackbox import epsilon_lower_bound
+from tests.dpcore.spatial.polygons import Point, corners_strategy, euler_lower_bound, grid, hull, meets, turn
 
 
 def oracle(corners: list[Point], rows: int, columns: int) -> npt.NDArray[np.int64]:
@@ -284,7 +287,16 @@ def test_every_choice_of_polygons_changes_the_counts_at_most_by_the_sensitivity_
 
 def test_the_audit_finds_no_more_than_epsilon_in_two_regions_of_a_user():
     # n = 80 000 users, about 250 and 34 hits: the bound is 1.1 ± 0.2 at ε = 2, and above 2 with α < 2·10⁻⁴.
-    assert 0.3 < epsilon_lower_bound(Euler(1.0, regions_per_user=2), 2.0, 2, copies=2) <= 2.0
+    assert 0.3 < euler_lower_bound(Euler(1.0, regions_per_user=2), 2.0, 2, copies=2) <= 2.0
+
+
+def test_the_audit_finds_no_more_than_its_share_in_the_number_of_three_regions():
+    """Half of ε = 2 pays for the total: n = 1 000 fits each, above 1 with α = 10⁻⁴."""
+    euler = Euler(1.0, total_share=0.5, regions_per_user=3)
+    sides = (declared_regions([TRIANGLE] * n, [1] * n, diameter=1.0, per_user=3).regions for n in (3, 0))
+    totals = [[euler.fit(of, grid(2, 2), 2 * MICRO, Noise()).total.value for _ in range(1000)] for of in sides]
+    bound = epsilon_lower_bound(*totals)
+    assert 0.5 < bound.epsilon <= 1.0, bound
 
 
 def test_a_declared_polygon_counts_wherever_its_hull_is():
