@@ -5,12 +5,12 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from dpcore.arrays import IntArray
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, Rectangles, histogram_from_release
 from dpcore.spatial.euler import Euler
@@ -31,7 +31,10 @@ from dpcore.spatial.range_noise import (
 )
 from dpcore.spatial.regions import Regions
 from dpcore.spatial.release import rounded
+from stream.diagnosis.reading import read_recording
+from stream.offline import split_by_slot
 from tests.dpcore.spatial.mechanisms import every_mechanism
+from tests.support.builders import bus_config
 from tests.support.nightly import nightly_but
 from tests.support.tapes import Geometric, tape
 
@@ -75,23 +78,24 @@ def ranges_by_class(counts: np.ndarray, seed: int) -> list[Rectangles]:
     return [Rectangles(ranges.x0[at], ranges.x1[at], ranges.y0[at], ranges.y1[at]) for at in chosen]
 
 
-def held(name: str) -> tuple[IntArray, int]:
-    """Over ε and draws of other towns: intervals per class that hold the truth, and their number n."""
-    kept = np.zeros(len(CLASSES), dtype=np.int64)
+def assert_held(name: str, towns: list[np.ndarray]) -> None:
+    """Over ε and draws of other towns, enough intervals of each class hold the truth."""
+    kept, n = np.zeros(len(CLASSES), dtype=np.int64), 2 * DRAWS * len(EPSILONS)
+    asked_of = [(image_of(counts), ranges_by_class(counts, seed)) for seed, counts in enumerate(towns)]
     for epsilon, draw in itertools.product(EPSILONS, range(DRAWS)):
-        histogram = MECHANISMS[name].fit(TOWNS[draw % 10], DOMAIN, epsilon, Geometric([epsilon, draw]))
-        rng, image = np.random.default_rng([draw, epsilon]), IMAGES[draw % 10]
-        chosen = [(ranges, rng.integers(0, len(ranges), 2)) for ranges in BY_CLASS[draw % 10]]
+        at = draw % len(towns)
+        histogram = MECHANISMS[name].fit(towns[at], DOMAIN, epsilon, Geometric([epsilon, draw]))
+        rng, (image, by_class) = np.random.default_rng([draw, epsilon]), asked_of[at]
+        chosen = [(ranges, rng.integers(0, len(ranges), 2)) for ranges in by_class]
         asked = Rectangles(*(np.concatenate([getattr(r, side)[at] for r, at in chosen]) for side in SIDES))
         kept += histogram.intervals(asked).hold(answer(image, asked)).reshape(-1, 2).sum(axis=1)
-    return kept, 2 * DRAWS * len(EPSILONS)
+    needed = int(stats.binom.ppf(ALPHA, n, FLOOR))
+    for hits, (least, most) in zip(kept, CLASSES, strict=True):
+        assert hits >= needed, f"{least} to {most}: {hits} of {n} held, below {needed}: P <= {ALPHA} at {FLOOR:.0%}"
 
 
 SIDES = ("x0", "x1", "y0", "y1")
-TOWNS = [town(seed) for seed in range(10)]
-IMAGES = [image_of(counts) for counts in TOWNS]
-BY_CLASS = [ranges_by_class(counts, seed) for seed, counts in enumerate(TOWNS)]
-MECHANISMS = every_mechanism((2, 4, 8, 16, 32), BY_CLASS[0][3])
+MECHANISMS = every_mechanism((2, 4, 8, 16, 32), ranges_by_class(town(0), 0)[3])
 OFFERED = (
     "ag",
     "auto relative",
@@ -111,10 +115,25 @@ OFFERED = (
 
 @pytest.mark.parametrize("name", nightly_but(["htf", "privlet", "sparse", "ug"], OFFERED))
 def test_intervals_hold_the_truth_in_every_class_of_counts(name):
-    kept, n = held(name)
-    needed = int(stats.binom.ppf(ALPHA, n, FLOOR))
-    for hits, (least, most) in zip(kept, CLASSES, strict=True):
-        assert hits >= needed, f"{least} to {most}: {hits} of {n} held, below {needed}: P <= {ALPHA} at {FLOOR:.0%}"
+    assert_held(name, [town(seed) for seed in range(10)])
+
+
+@pytest.fixture(scope="module")
+def hours(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
+    """Where the buses of Austin were last in each hour of a recorded morning."""
+    config, counts = bus_config(tmp_path_factory.mktemp("key")), []
+    rows, _ = read_recording(config, shared_data / "capmetro" / "2017-03-21.csv.gz", "capmetro")
+    for of_hour in split_by_slot(np.sort(rows, order="time"), config).values():
+        last = of_hour[::-1][np.unique(of_hour["user"][::-1], return_index=True)[1]]
+        box = [[30.1, 30.6], [-98.0, -97.5]]
+        counts.append(np.histogram2d(last["lat"] / 1e7, last["lng"] / 1e7, CELLS, box)[0].astype(np.int64))
+    return [each for each in counts if each.sum() > 150]
+
+
+@pytest.mark.parametrize("name", nightly_but(["htf"], OFFERED))
+def test_intervals_hold_the_number_of_recorded_vehicles(name, hours):
+    assert len(hours) >= 5
+    assert_held(name, hours)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.7, 1.0, 4.0])
