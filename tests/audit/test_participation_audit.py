@@ -36,7 +36,7 @@ from stream.statistics.plan import ParticipationPart, Plan
 from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import WindowRows
 from tests.audit.blackbox import assert_private, epsilon_lower_bound, mu_lower_bound
-from tests.audit.shipped import Event, Towns, recorded
+from tests.audit.shipped import Event, Towns
 from tests.audit.worlds import (
     AREA,
     OF_EPSILON,
@@ -55,6 +55,7 @@ from tests.support.builders import bus_config, random_rows, zcdp_config
 from tests.support.nightly import nightly, nightly_but
 from tests.support.participating import riders
 from tests.support.releasing import draw, planned
+from tests.support.tapes import recorded
 
 U = 6500
 BOX = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}

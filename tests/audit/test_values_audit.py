@@ -46,7 +46,7 @@ from stream.storage.ledger import Ledger, OutOfTurnError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ROW
 from tests.audit.blackbox import FloatArray, Pooled, assert_private, epsilon_lower_bound
-from tests.audit.shipped import Event, Towns, World, as_drawn, drawn, recorded
+from tests.audit.shipped import Event, Towns, World, as_drawn, drawn
 from tests.audit.values_transcripts import (
     MERGED,
     OF_A_WINDOW,
@@ -68,7 +68,7 @@ from tests.support.closing import Collected
 from tests.support.nightly import nightly, nightly_but
 from tests.support.participating import riders
 from tests.support.releasing import planned
-from tests.support.tapes import tape
+from tests.support.tapes import recorded, tape
 
 TOWNS, DRAWS = 800, 25
 READ_IN_EVERY_RUN = ("as configured", "mean", "a tight cap", "moving reports alone")

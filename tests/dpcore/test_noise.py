@@ -23,7 +23,7 @@ from dpcore.noise import (
     part_tails,
     whole_tails,
 )
-from tests.support.tapes import Geometric, tape
+from tests.support.tapes import Geometric, recorded
 
 N = 200_000
 """Samples per test. A scale off by 1 % moves E|X| by about 4 standard errors (power > 0.97 at α), a variance by 6."""
@@ -194,7 +194,7 @@ def test_no_costs_are_too_far_apart_to_choose_by_and_the_least_two_keep_their_la
 
 def test_entropy_decides_everything():
     for draw in (Noise.discrete_laplace, discrete_gaussian):
-        one, same, other = (draw(Noise(tape(seed)), 50, 1, 1000) for seed in (1, 1, 2))
+        one, same, other = (draw(recorded(seed), 50, 1, 1000) for seed in (1, 1, 2))
         assert (one == same).all()
         assert (one != other).any()
 

@@ -33,10 +33,10 @@ from dpcore.spatial.regions import Regions
 from dpcore.spatial.release import rounded
 from stream.diagnosis.reading import read_recording
 from stream.offline import split_by_slot
-from tests.dpcore.spatial.mechanisms import every_mechanism
+from tests.dpcore.spatial.mechanisms import every_mechanism, leaves_below
 from tests.support.builders import bus_config
 from tests.support.nightly import nightly_but
-from tests.support.tapes import Geometric, tape
+from tests.support.tapes import Geometric, recorded
 
 CELLS = 32
 DOMAIN = Domain.unit_cells(CELLS, CELLS)
@@ -197,13 +197,13 @@ def law_of(weights: tuple[int, ...], variances: tuple[float, ...]) -> np.ndarray
     return np.asarray(np.fft.irfft(factor, size))
 
 
-def most_missed(sums: list[tuple[tuple[int, ...], tuple[float, ...]]]) -> tuple[float, float]:
-    """Greatest P(|S| > up) and P(S > alone) of weighted sums S, each given by weights in PARTS and variances."""
+def assert_bounded(sums: list[tuple[tuple[int, ...], tuple[float, ...]]]) -> None:
+    """P(|S| > up) and P(S > alone) are 5 % at most; S are weighted sums, each of weights in PARTS and variances."""
     variance = [sum((w / PARTS) ** 2 * v for w, v in zip(*one, strict=True)) for one in sums]
     tails, laws = spread_tails(np.array(variance)), [law_of(*one) for one in sums]
-    both = [2 * beyond(law, up, PARTS) for law, up in zip(laws, tails.up, strict=True)]
-    one_sided = [beyond(law, alone, PARTS) for law, alone in zip(laws, tails.alone, strict=True)]
-    return max(both), max(one_sided)
+    for law, up, alone in zip(laws, tails.up, tails.alone, strict=True):
+        assert 2 * beyond(law, up, PARTS) <= 0.05 + ROUNDING
+        assert beyond(law, alone, PARTS) <= 0.05 + ROUNDING
 
 
 def test_the_bound_of_one_draw_is_the_least_whole_number_at_every_epsilon():
@@ -234,17 +234,13 @@ def test_bounds_hold_for_weighted_sums_that_have_the_variance_of_a_critical_draw
             weights = rng.integers(1, PARTS + 1, rng.integers(2, 7))
             shares = rng.dirichlet(np.full(len(weights), 0.5))
             sums.append((tuple(weights.tolist()), tuple((variance * shares * (PARTS / weights) ** 2).tolist())))
-    both, one_sided = most_missed(sums)
-    assert both <= 0.05 + ROUNDING
-    assert one_sided <= 0.05 + ROUNDING
+    assert_bounded(sums)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 16, 300])
 def test_bounds_hold_for_sums_of_equal_draws_of_any_variance(number):
     variances = np.concatenate([np.arange(0.005, 0.8, 0.001), np.exp(np.linspace(math.log(0.8), math.log(400), 250))])
-    both, one_sided = most_missed([((PARTS,) * number, (v / number,) * number) for v in variances])
-    assert both <= 0.05 + ROUNDING
-    assert one_sided <= 0.05 + ROUNDING
+    assert_bounded([((PARTS,) * number, (v / number,) * number) for v in variances])
 
 
 def missed_between(epsilon: float, blocks: int, truth: int) -> float:
@@ -302,17 +298,6 @@ def uneven_tree() -> Tree:
     parent = np.array([-1, 0, 0, 0, 2, 2, 2, 3, 3])
     variances = np.array([9.0, 1.0, 4.0, 2.0, 3.0, 1.0, 5.0, 2.0, 0.5])
     return Tree(boxes, parent, np.array([0, 1, 4, 9]), np.zeros(9), variances, np.ones(9, dtype=np.int64))
-
-
-def leaves_below(tree: Tree) -> np.ndarray:
-    """Which leaves lie below each node, (M, leaves) of 0 and 1."""
-    members = np.zeros((len(tree.parent), len(tree.leaves)))
-    for column, leaf in enumerate(tree.leaves):
-        node = leaf
-        while node >= 0:
-            members[node, column] = 1
-            node = tree.parent[node]
-    return members
 
 
 def test_variances_of_leaves_together_are_those_of_dense_least_squares():
@@ -392,7 +377,7 @@ def test_regions_have_intervals_after_inference_while_the_draws_before_it_are_kn
     ranges = Rectangles.of_cells([[a, b, 0, 7] for a in range(8) for b in range(a, 8)])
     hits = []
     for seed in range(30):
-        released = Euler(1.0, inference="covert").fit(nobody, domain, 1_000_000, Noise(tape(seed)))
+        released = Euler(1.0, inference="covert").fit(nobody, domain, 1_000_000, recorded(seed))
         assert released.grade == "covert"
         hits.append(released.intervals(ranges).hold(np.zeros(len(ranges))).mean())
         back = histogram_from_release(json.loads(json.dumps(rounded(released).to_release())))
