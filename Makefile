@@ -5,7 +5,7 @@
 # lint  ruff and mypy     bench  benchmarks as JSON, a line each    make bench [BENCHMARKS='ingest sse'] [HEXVEIL_BENCH_QUICK=1]
 # bench-quick  compares the cost of what the service does most with what is committed, and fails beyond 30 %
 # planted-bugs  one-line bugs against privacy, each in a copy of the tree: every one must fail the test that names it
-# evidence  audits, forced transcripts and planted bugs in one dated report, dist/evidence-DATE.html and .json; takes an hour or more
+# evidence  audits, forced transcripts and planted bugs in one dated report, dist/evidence-DATE.html and .json; takes half an hour
 # release  build sdists and wheels into dist/, try each in a fresh environment (CONTRIBUTING.md)
 # lock  both lock files anew from pyproject.toml, newest versions with UPGRADE=--upgrade
 # lowest  the core tests against the lowest versions that pyproject.toml names

@@ -289,27 +289,17 @@ def marker_of(window: WindowView) -> CloseMarker | None:
     return None if window.marker is None else _MARKERS.decode(window.marker)
 
 
-def value_of(window: WindowView) -> str:
-    """The name of the window's value; that of a speed before its close marker arrived."""
-    marker = marker_of(window)
-    return SPEED if marker is None else marker.value
+_NOT_YET = CloseMarker("", Clipping(0.0, float("inf")), Period("UTC"))
 
 
-def bounds_of(window: WindowView) -> Clipping:
-    """The bounds of the window's values; any number of 0 or more before its close marker arrived."""
-    marker = marker_of(window)
-    return Clipping(0.0, float("inf")) if marker is None else marker.clipping
+def stated_by(window: WindowView) -> CloseMarker:
+    """What the window's close marker states; before it arrived, a speed of any number of 0 or more, in UTC."""
+    return marker_of(window) or _NOT_YET
 
 
 _LEAST = timedelta(microseconds=1)
 _KEPT = 20_000
 """Number of local starts that are kept."""
-
-
-def zone_of(window: WindowView) -> str:
-    """Name of the time zone that the window's close marker states; UTC before it arrived."""
-    marker = marker_of(window)
-    return "UTC" if marker is None else marker.period.timezone
 
 
 @lru_cache(maxsize=_KEPT)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpcore.allocation import exact_charges
 from dpcore.budget import to_micro
 from dpcore.cdf import ONE_SIDED
 from dpcore.contributions import Contributions, Counts
@@ -146,7 +147,8 @@ def test_variances_of_large_values_are_exact_and_one_sample_has_none():
 def test_a_user_is_charged_for_both_numbers_in_each_of_their_cells():
     counts = group([(1, 1, 0, 0), (1, 1, 1, 0), (2, 1, 2, 0), (2, 2, 3, 0)], 10).counts
     scales = LaplaceScales(np.array([140, 70]), np.array([1, 1]))
-    assert MovingMean(10, 3).charges(counts, counts.samples, scales).tolist() == [200_000 + 200_000, 200_000]
+    charges = exact_charges(MovingMean(10, 3).rows(counts, counts.samples), scales.numerator, scales.denominator)
+    assert charges.tolist() == [200_000 + 200_000, 200_000]
 
 
 def test_without_noise_the_mean_is_that_of_moving_reports_alone_and_the_number_theirs():

@@ -46,9 +46,8 @@ import numpy as np
 from dpcore.arrays import FloatArray, IdArray
 from dpcore.bernstein import MEAN_OF
 from stream.config.alerts import AlertRule
-from stream.config.value import SPEED_UNIT
 from stream.messages.cells import Cell, Number, cells_of
-from stream.serve.window_store import CloseMarker, View, WindowView, local_start, marker_of, zone_of
+from stream.serve.window_store import CloseMarker, View, WindowView, local_start, marker_of, stated_by
 
 EARLIER = 28
 """Largest number of earlier windows that are used."""
@@ -93,7 +92,7 @@ class Usual:
         newest = max(window.start for window in windows)
         before = (other for other in view.ordered(windows[0].feed) if other.complete and other.start < newest)
         others = list(islice(before, LOOK_BACK))
-        zones = [zone_of(window) for window in windows]
+        zones = [stated_by(window).period.timezone for window in windows]
         by_time = {zone: _by_time_of_day(others, zone) for zone in set(zones)}
         return [_before(by_time[zone], window, zone) for window, zone in zip(windows, zones, strict=True)]
 
@@ -268,14 +267,8 @@ class Alert(NamedTuple):
             "value": round(self.value, 2),
             "limit": round(self.limit, 2),
             "usual": None if self.usual is None else round(self.usual, 2),
-            "unit": unit_of(window),
+            "unit": stated_by(window).clipping.unit,
         }
-
-
-def unit_of(window: WindowView) -> str:
-    """The unit of a window's means, by its marker."""
-    marker = marker_of(window)
-    return SPEED_UNIT if marker is None else marker.clipping.unit
 
 
 def chain(view: View, window: WindowView, usual: Usual, rules: Sequence[AlertRule]) -> list[Judged]:

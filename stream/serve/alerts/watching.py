@@ -25,18 +25,18 @@ from aiohttp import web
 from stream.config import Config, ConfigError
 from stream.config.alerts import AlertRule, WebhookConfig
 from stream.config.secret_files import OpenSecretError, read_secret
-from stream.serve.alerts.rules import Alert, Judged, Usual, alerts, chain, judged_cells, unit_of
+from stream.serve.alerts.rules import Alert, Judged, Usual, alerts, chain, judged_cells
 from stream.serve.broadcast import Broadcast
 from stream.serve.hexagons import known_window
 from stream.serve.metrics import PublicMetrics
 from stream.serve.operations import get
 from stream.serve.responses import JSON, MOST_WAITING, Answers, Turns, key_of
-from stream.serve.window_store import View, WindowView
+from stream.serve.window_store import View, WindowView, stated_by
 
 log = structlog.get_logger()
 
 WAITING = 64
-"""Most deliveries that wait; the oldest is dropped for a newer one."""
+"""Most deliveries, and most windows to be judged, that wait; for one more, the oldest is dropped."""
 ATTEMPTS = 6
 TIMEOUT_SECONDS = 10.0
 """Limit of one attempt in seconds, from the connection to the status."""
@@ -145,7 +145,6 @@ class Webhook:
 
 MOST_TOLD = 100
 """Most alerts that one event or delivery lists; ``count`` says how many there are."""
-"""Windows that wait to be judged; if more arrive, the oldest is not told of. Every window can be asked for."""
 _REMEMBERED = 8
 """Judged windows of which it is remembered what their rules named."""
 _CHAINS = 1000
@@ -276,7 +275,7 @@ class Alerts:
             if self._webhook is not None:
                 self._webhook.offer(Delivery(identifier, body))
 
-    @get("/alerts", "listAlerts", {JSON: "AlertList"}, "feed", "window", tag="Alerts", errors=(404,))
+    @get("/alerts", "listAlerts", {JSON: "AlertList"}, "feed", "window", tag="Alerts")
     async def answer(self, request: web.Request, feed: str, window: str | None) -> web.Response:
         """The operator's rules, and the cells that they name in one window."""
         known = known_window(self._view, window, feed)
@@ -297,4 +296,4 @@ def _answer(window: WindowView, rules: Sequence[AlertRule], windows: Sequence[Ju
 
 def _described(rule: AlertRule, window: WindowView) -> dict[str, Any]:
     said = rule.model_dump(exclude={"area", "cells"})
-    return said | {"unit": unit_of(window), "cells": len(judged_cells(rule, window))}
+    return said | {"unit": stated_by(window).clipping.unit, "cells": len(judged_cells(rule, window))}

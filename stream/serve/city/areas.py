@@ -14,7 +14,7 @@ import numpy.typing as npt
 from stream.config import ConfigError
 from stream.config.geojson import Polygon, by_number, polygons_of, shown
 from stream.messages.shapes import centre_of
-from stream.serve.city.places import Places, check_name, explained, read_bytes
+from stream.serve.city.places import Places, check_name, opened
 
 LARGEST = 8 << 20
 """Bytes of the file of polygons."""
@@ -144,8 +144,8 @@ def read_areas(path: Path | None, places: Places) -> dict[str, Area]:
     """
     areas: dict[str, Area] = {}
     if path is not None:
-        body = read_bytes(path, "areas", LARGEST)
-        with explained(path, "areas", "a GeoJSON FeatureCollection of Polygons, each with a property 'name'"):
+        remedy = "a GeoJSON FeatureCollection of Polygons, each with a property 'name'"
+        with opened(path, "areas", LARGEST, remedy) as body:
             areas.update((area.name, area) for area in _polygon_areas(body))
     if places.resolution is not None:
         corridors = places.corridors()

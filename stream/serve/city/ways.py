@@ -35,7 +35,7 @@ from stream.serve.hexagons import known_window
 from stream.serve.means import Range, chosen, releases_of
 from stream.serve.operations import get
 from stream.serve.responses import CSV, JSON, MOST_WAITING, Answers, Problem, Turns, key_of
-from stream.serve.window_store import View, WindowView, value_of
+from stream.serve.window_store import View, WindowView, stated_by
 
 SHORTEST_M = 20.0
 """A piece that crosses an edge of a cell belongs to the cell in which it begins, if it is no longer."""
@@ -219,7 +219,7 @@ class Ways:
 
     @get(
         "/routes/{route}/speed", "getRouteSpeed", {JSON: "RouteSpeed", CSV: None},
-        "feed", "window", "from_stop", "to_stop", "table", tag="Places", errors=(404,),
+        "feed", "window", "from_stop", "to_stop", "table", tag="Places",
     )  # fmt: skip
     async def speed(
         self, request: web.Request, route: str, feed: str, window: str | None, form: str, **stops: str | None
@@ -242,8 +242,7 @@ class Ways:
 
     @get(
         "/routes/{route}/means", "getRouteMeans", {JSON: "RouteMeans", CSV: None},
-        "feed", "from", "to", "days", "hours", "from_stop", "to_stop", "table",
-        tag="Places", errors=(404, 413),
+        "feed", "from", "to", "days", "hours", "from_stop", "to_stop", "table", tag="Places",
     )  # fmt: skip
     async def means(
         self, request: web.Request, route: str, from_stop: str | None, to_stop: str | None, form: str, **asked: Any
@@ -313,7 +312,7 @@ class Ways:
 
 def _require_speeds(window: WindowView) -> None:
     """404 for a window of another value, from which no travel time follows."""
-    if (name := value_of(window)) != SPEED:
+    if (name := stated_by(window).value) != SPEED:
         raise Problem(404, f"{name} of feed {window.feed!r} is no speed", "ask for the cells of the feed")
 
 

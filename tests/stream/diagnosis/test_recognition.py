@@ -112,7 +112,7 @@ USELESS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("command", ["replay {} --offline", "replay {}", "evaluate {} --trials 1"])
+@pytest.mark.parametrize("command", ["replay {} --offline --json", "replay {}", "evaluate {} --trials 1"])
 @pytest.mark.parametrize("name", USELESS)
 def test_a_recording_without_a_usable_event_is_wrong_usage_and_says_why(desk, name, command):
     file, content, says = USELESS[name]

@@ -4,6 +4,7 @@ windows that takes messages as the service does, outside an event loop."""
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ def outcomes(view: View, messages: Sequence[Arrival]) -> list[Outcome]:
             intake.close()
 
     return asyncio.run(take())
+
+
+def completed(view: View, *windows: Sequence[Message]) -> View:
+    """The view with these windows, whose close markers count from 1."""
+    for number, messages in enumerate(windows, 1):
+        assert outcomes(view, arrivals(messages, number))[-1] == "completed"
+    return view
 
 
 DOMAIN = Domain(30.0, -98.0, 30.6, -97.4, rows=64, columns=64)
@@ -79,8 +87,8 @@ def windows_of(tmp_path: Path, overrides: dict[str, Any], count: int) -> list[li
     windows = []
     for number in range(count):
         window = Window(SLOT + 3600 * number, SLOT + 3600 * (number + 1))
-        times = {"window": {"start": f"2017-03-{21 + number // 12}T{12 + number % 12}:00:00Z", "end": "later"}}
-        times["window"]["end"] = f"2017-03-{21 + (number + 1) // 12}T{12 + (number + 1) % 12}:00:00Z"
+        ends = [datetime.fromtimestamp(end, UTC).isoformat().replace("+00:00", "Z") for end in window]
+        times = {"window": dict(zip(("start", "end"), ends, strict=True))}
         made = [
             window_message(m.topic, feed, window, m.key.decode(), m.key.decode(), json.loads(m.value) | times)
             for m in cells

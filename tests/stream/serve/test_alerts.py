@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from stream.config import Config, ConfigError, load_config
 from stream.config.alerts import AlertRule, WebhookConfig
 from stream.local import REPO_ROOT
+from stream.messages.message import Message
 from stream.serve.alerts import watching as delivering
 from stream.serve.alerts.rules import Alert, Judged, Usual, alerts
 from stream.serve.alerts.watching import WAITING, Alerts, Delivery, Webhook
@@ -31,6 +33,7 @@ from stream.serve.api import SERVICE
 from stream.serve.metrics import PublicMetrics
 from stream.serve.window_store import View, WindowView
 from tests.stream.serve.city import BUSY, JAM, STEADY, USUAL_DAY, Cell, city_config, window
+from tests.stream.serve.made_windows import completed
 from tests.stream.serve.serving import append, json_of, served, serving_file
 from tests.support.builders import riders_config
 from tests.support.environment import write_secret
@@ -69,11 +72,8 @@ class Receiver:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
-        await self.server.start_server()
-        try:
+        async with self.server:
             yield str(self.server.make_url("/alerts"))
-        finally:
-            await self.server.close()
 
 
 @pytest.fixture(autouse=True)
@@ -139,12 +139,15 @@ async def test_a_new_alert_reaches_list_stream_metric_and_a_receiver_that_misbeh
         assert len(receiver.requests) == sent, "a restart tells nothing again"
 
 
+def days_of(config: Config) -> list[list[Message]]:
+    """The same hour of three usual days and of one with a jam."""
+    return [window(config, day * DAY, city) for day, city in enumerate([USUAL_DAY, USUAL_DAY, USUAL_DAY, JAM])]
+
+
 async def test_a_rule_against_usual_names_what_is_slower_by_more_than_noise_explains(tmp_path):
     elsewhere = {"name": "elsewhere", "slower_km_h": 3.0, "false_alarms_per_day": 1.0, "cells": [STEADY]}
     config = config_with(tmp_path, SLOWER, elsewhere)
-    days = [USUAL_DAY, USUAL_DAY, USUAL_DAY, JAM]
-    messages = [message for day, city in enumerate(days) for message in window(config, day * DAY, city)]
-    async with served(config, messages) as client:
+    async with served(config, chain(*days_of(config))) as client:
         answer = await json_of(client, ALERTS)
         (named,) = answer["alerts"]
         assert (named["rule"], named["cell"]) == ("slow", BUSY)
@@ -205,15 +208,21 @@ def test_to_be_above_a_limit_is_to_be_below_it_of_what_is_turned_around(raw, rel
 
 def test_a_rule_needs_all_its_windows_and_is_new_once():
     low, high = judged(), judged(50.0)
-    said = {
-        "one": [low],
-        "broken": [low, high, low],
-        "begun": [low, low, high],
-        "first": [low, low],
-        "going on": [low, low, low],
-    }
-    new = {name: [alert.new for alert in named_by(TWICE, *windows)] for name, windows in said.items()}
-    assert new == {"one": [], "broken": [], "begun": [True], "first": [True], "going on": [False]}
+    said: list[tuple[list[Judged], list[bool]]] = [
+        ([low], []),
+        ([low, high, low], []),
+        ([low, low, high], [True]),
+        ([low, low], [True]),
+        ([low, low, low], [False]),
+    ]
+    for windows, new in said:
+        assert [alert.new for alert in named_by(TWICE, *windows)] == new
+
+
+def test_under_values_a_rule_knows_the_scale_of_the_noise():
+    """At a scale of 2.82 km/h, 10 km/h are below 30 km/h but for a probability as the rule allows."""
+    windows = [judged(mean=number_of(10.0, scale), marker={"relation": "values"}) for scale in (2.7, 2.9)]
+    assert [len(named_by(ONCE, window)) for window in windows] == [1, 0]
 
 
 def test_each_of_a_rules_windows_is_sure_on_its_own():
@@ -244,22 +253,18 @@ def test_a_rule_holds_in_consecutive_windows_of_the_same_area_only():
 def test_a_rule_against_usual_compares_a_rest_with_the_same_rest_only(tmp_path, excludes):
     config = city_config(tmp_path)
     rule = AlertRule(**SLOWER)
-    cities = [USUAL_DAY, USUAL_DAY, USUAL_DAY, JAM]
-    views = [
-        WindowView("bus", f"2017-03-2{day}T12:00:00Z", f"2017-03-2{day}T13:00:00Z", complete=True) for day in range(4)
-    ]
-    for day, (made, city) in enumerate(zip(views, cities, strict=True)):
-        *cells, marker = window(config, day * DAY, city)
-        made.cells = {str(json.loads(cell.value)["cell"]): cell.value for cell in cells}
-        made.marker = marker.value
-    *earlier, now = views
+    now, *earlier = completed(View(), *days_of(config)).ordered()
     assert [alert.cell for alert in alerts(rule, [Judged(now, earlier)], Usual())] == [BUSY]
     earlier[0] = merged(earlier[0], earlier[0].start, *excludes)
     assert bool(alerts(rule, [Judged(now, earlier)], Usual())) == (not excludes), "two releases of an area are too few"
 
 
-async def test_after_a_restart_a_jam_that_goes_on_is_told_once_and_a_late_window_changes_no_gauge(tmp_path):
-    config, file = config_with(tmp_path, BELOW), tmp_path / "releases.ndjson"
+async def test_after_a_restart_a_jam_that_goes_on_is_told_once_and_a_late_window_changes_no_gauge(
+    tmp_path, unused_tcp_port
+):
+    """The receiver is not there, which holds up nobody."""
+    config = config_with(tmp_path, BELOW, url=f"http://127.0.0.1:{unused_tcp_port}/alerts")
+    file = tmp_path / "releases.ndjson"
     both = {**JAM, STEADY: Cell(60, 1, 10.0)}
     append(file, *(window(config, hour, JAM) for hour in (0, 1, 2)))
     async with serving_file(config, file) as client:
@@ -277,6 +282,7 @@ async def test_after_a_restart_a_jam_that_goes_on_is_told_once_and_a_late_window
         append(file, window(config, 6), window(config, 8, both))
         await reaches(client, 4.0, "alerts_total", rule="jam")
         assert metric(client, "alerts_active", rule="jam") == 2.0
+        await reaches(client, 3.0, "webhook_deliveries_total", outcome="failed")
 
 
 async def test_windows_that_nobody_judges_in_time_are_counted_and_a_service_that_ended_judging_is_not_well(
@@ -293,8 +299,7 @@ async def test_windows_that_nobody_judges_in_time_are_counted_and_a_service_that
                 WindowView("bus", "2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z")
             )
         assert metric(client, "windows_unjudged_total") == 3
-        health = await client.get("/healthz")
-        assert (health.status, "judging" in (await health.json())["status"]) == (503, True)
+        assert "judging" in (await json_of(client, "/healthz", 503))["status"]
 
 
 async def test_what_a_window_is_judged_with_is_put_together_once(tmp_path, monkeypatch):
@@ -335,17 +340,6 @@ async def test_the_queue_is_bounded_and_what_is_refused_or_cannot_be_made_is_not
         task.cancel()
     assert [headers["webhook-id"] for headers, _ in receiver.requests[:5]] == ["5", "6", "7", "7", "9"]
     assert (counted("dropped"), counted("failed")) == (5, 3)
-
-
-async def test_a_receiver_that_is_not_there_holds_up_nobody(tmp_path, unused_tcp_port):
-    config = config_with(tmp_path, BELOW | {"windows": 1}, url=f"http://127.0.0.1:{unused_tcp_port}/alerts")
-    file = tmp_path / "releases.ndjson"
-    append(file, window(config, 0))
-    async with serving_file(config, file) as client:
-        append(file, window(config, 1, JAM))
-        assert (await client.get("/api/v1/windows")).status == 200
-        await reaches(client, 1.0, "webhook_deliveries_total", outcome="failed")
-        assert len((await json_of(client, ALERTS))["alerts"]) == 1
 
 
 @pytest.mark.parametrize("content", [None, "short"], ids=["missing", "short"])

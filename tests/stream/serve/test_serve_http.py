@@ -6,58 +6,41 @@ import asyncio
 import gzip
 import json
 import logging
-import os
-import shutil
 import socket
 import string
 import subprocess
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-import pytest_asyncio
 import structlog
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.typedefs import Handler
 from aiokafka.admin import AIOKafkaAdminClient
 
-from stream.config import Config, ConfigError
+from stream.config import ConfigError
 from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, free_port
-from stream.messages.topics import create_topics
 from stream.serve.api import SERVICE, make_app
 from stream.serve.guards import worth_a_log
 from stream.serve.reading.files import FileSource
 from stream.serve.reading.intake import TopicSource
 from tests.stream.serve.made_windows import START, windows_of, with_histograms
-from tests.stream.serve.serving import json_of, publish, released, serving
+from tests.stream.serve.serving import json_of, publish, released, served, serving
 from tests.support import hourly
 from tests.support.builders import bus_config
-from tests.support.tapes import recording
+from tests.support.nginx import listening, program_of, temporary_paths
 
 HEXAGONS = f"/api/v1/hexagons?window={START}"
 SITE, OTHER = "https://maps.example.org", "https://elsewhere.example.org"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def released_feed(request: pytest.FixtureRequest, kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """The configuration of a feed whose window with histograms is on the broker; no test adds to it."""
-    folder, feed = tmp_path_factory.mktemp("feed"), f"t-{uuid.uuid4().hex[:12]}"
-    overrides = {"feed.name": feed, "kafka.bootstrap": kafka, "public.cors_origins": [SITE]}
-    with recording(request.node.nodeid):
-        messages, _ = with_histograms(folder, overrides)
-    config = bus_config(folder, **overrides)
-    await create_topics(config)
-    await publish(kafka, messages)
-    return config
-
-
 @pytest.fixture
-async def client(released_feed: Config) -> AsyncIterator[TestClient]:
-    async with serving(released_feed) as made:
+async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
+    messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
+    async with served(bus_config(tmp_path, **{"public.cors_origins": [SITE]}), messages) as made:
         yield made
 
 
@@ -240,11 +223,11 @@ async def test_reading_joins_no_group_and_refused_bytes_are_counted(tmp_path):
         await admin.close()
 
 
-async def test_a_service_that_no_longer_reads_says_so(kafka, tmp_path, topic_name, monkeypatch):
+async def test_a_service_that_no_longer_reads_says_so(tmp_path, monkeypatch, own_feed):
     async def fail(_: TopicSource, __: object) -> None:
         raise RuntimeError("planted")
 
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+    config = bus_config(tmp_path, **own_feed)
     async with serving(config) as client:
         assert (await client.get("/healthz")).status == 200
     monkeypatch.setattr(TopicSource, "run", fail)
@@ -254,6 +237,8 @@ async def test_a_service_that_no_longer_reads_says_so(kafka, tmp_path, topic_nam
     assert [str(entry["exc_info"]) for entry in logs if entry["event"] == "a part of the service ended"] == ["planted"]
 
 
+NO_PLACES = {"HEXVEIL_PUBLIC__PLACES": str(hourly.BUS)}
+"""A file that is none of places."""
 NO_SECRET = {
     "HEXVEIL_KAFKA__SECURITY_PROTOCOL": "SASL_SSL",
     "HEXVEIL_KAFKA__USERNAME": "serve",
@@ -261,7 +246,9 @@ NO_SECRET = {
 }
 
 
-@pytest.mark.parametrize(("settings", "said"), [({}, "cannot listen on"), (NO_SECRET, "kafka.password_file")])
+@pytest.mark.parametrize(
+    ("settings", "said"), [({}, "cannot listen on"), (NO_SECRET, "kafka.password_file"), (NO_PLACES, "hexveil gtfs")]
+)
 def test_a_service_that_cannot_start_says_why(hexveil, settings, said, monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -303,45 +290,35 @@ HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
 LENGTH, NONE, CHUNKED = b"Content-Length: %d" % len(HIDDEN), b"Content-Length: 0", b"Transfer-Encoding: chunked"
 LAST_CHUNK = b"0\r\n\r\n"
 IN_A_CHUNK = b"%x\r\n%s\r\n0\r\n\r\n" % (len(HIDDEN), HIDDEN)
-HEADS = (
-    [LENGTH], [LENGTH, NONE], [NONE, LENGTH], [b"Content-Length: %d, 0" % len(HIDDEN)],
-    [b"Content-Length: +%d" % len(HIDDEN)],
-    [b"Content-Length : %d" % len(HIDDEN)], [CHUNKED], [CHUNKED, LENGTH], [CHUNKED, NONE], [b"Content-Length: 5",
-    CHUNKED],
-    [LENGTH, b"Transfer-Encoding : chunked"], [LENGTH, b"Transfer-Encoding: xchunked"], [LENGTH,
-    b"Transfer-Encoding:\x0bchunked"],
-    [LENGTH, b"Transfer-Encoding: chunked, identity"], [LENGTH, b"Transfer-Encoding: identity, chunked"], [LENGTH,
-    CHUNKED, b"Transfer-Encoding: x"],
-    [LENGTH, b" Transfer-Encoding: chunked"], [LENGTH, b"X: y\nTransfer-Encoding: chunked"], [LENGTH,
-    b"X: y\rTransfer-Encoding: chunked"],
-    [LENGTH, b"Transfer_Encoding: chunked"], [LENGTH, b"Connection: Content-Length"], [LENGTH, b"Expect: 100-continue"],
-    [LENGTH, b"Upgrade: h2c"],
-)  # fmt: skip
+ALONE = [LENGTH, CHUNKED, *(spelling % len(HIDDEN) for spelling in (b"Content-Length: %d, 0", b"Content-Length: +%d"))]
+ALONE += [b"Content-Length : %d" % len(HIDDEN)]
+CODINGS = (b": xchunked", b" : chunked", b":\x0bchunked", b": chunked, identity", b": identity, chunked")
+BESIDE = [NONE, *(b"Transfer-Encoding" + coding for coding in CODINGS), b"Transfer_Encoding: chunked"]
+BESIDE += [b" Transfer-Encoding: chunked", b"X: y\nTransfer-Encoding: chunked", b"X: y\rTransfer-Encoding: chunked"]
+BESIDE += [b"Connection: Content-Length", b"Expect: 100-continue", b"Upgrade: h2c"]
+"""Beside the length of what is hidden."""
+OTHERS = [[NONE, LENGTH], [CHUNKED, LENGTH], [CHUNKED, NONE], [b"Content-Length: 5", CHUNKED]]
+HEADS = [
+    *([one] for one in ALONE),
+    *([LENGTH, one] for one in BESIDE),
+    *OTHERS,
+    [LENGTH, CHUNKED, b"Transfer-Encoding: x"],
+]
 BODIES = (HIDDEN, LAST_CHUNK + HIDDEN, IN_A_CHUNK, b"0;x=\n\r\n\r\n" + HIDDEN, b"0x0\r\n\r\n" + HIDDEN)
 
 
 @asynccontextmanager
 async def proxied(name: str, folder: Path, server: int) -> AsyncIterator[int]:
     """The port of the proxy before ``server``."""
-    program = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+    program = program_of(name)
     if program is None:
         pytest.skip(f"no {name} here (Debian: apt-get install {name})")
     port, file = free_port(), folder / f"{name}.conf"
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    temporary = " ".join(f"{kind}_temp_path {folder / kind};" for kind in kinds)
-    file.write_text({"nginx": NGINX, "haproxy": HAPROXY}[name].format(port=port, server=server, temporary=temporary))
+    text = {"nginx": NGINX, "haproxy": HAPROXY}[name]
+    file.write_text(text.format(port=port, server=server, temporary=temporary_paths(folder)))
     words = ["-p", folder, "-c", file] if name == "nginx" else ["-db", "-f", file]
-    process = await asyncio.create_subprocess_exec(program, *words, stderr=asyncio.subprocess.DEVNULL)
-    try:
-        for _ in range(600):
-            with suppress(OSError):
-                (await asyncio.open_connection(LOOPBACK, port))[1].close()
-                break
-            await asyncio.sleep(0.1)
+    async with listening(port, program, *words):
         yield port
-    finally:
-        process.terminate()
-        await process.wait()
 
 
 async def sent(port: int, data: bytes) -> bytes:

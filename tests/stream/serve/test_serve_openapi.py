@@ -24,28 +24,25 @@ from pyarrow import parquet
 from stream.messages.cells import cells_of, with_estimates
 from stream.messages.message import HEXAGON_SPEED
 from stream.serve import openapi
-from stream.serve.api import make_app
 from stream.serve.ogc.features import ROOT
 from stream.serve.operations import BASE
 from tests.stream.serve.browser import PHONE, needs_chromium
 from tests.stream.serve.made_places import city_files
 from tests.stream.serve.made_windows import with_histograms
-from tests.stream.serve.serving import serving, serving_file
+from tests.stream.serve.serving import json_of, origin_of, served, serving
 from tests.support.builders import bus_config
 from tests.support.nightly import nightly_but
 
 GENERATOR = "content_type_overrides:\n  application/vnd.apache.parquet: application/octet-stream\npost_hooks: []\n"
 
 
-def address(client: TestClient) -> str:
-    return str(client.make_url("/")).rstrip("/")
+DOCUMENT, PAGE = f"{BASE}/openapi.json", f"{BASE}/openapi.html"
 
 
-async def document_of(client: TestClient) -> dict[str, Any]:
-    answer = await client.get(f"{BASE}/openapi.json")
-    assert answer.status == 200
-    document: dict[str, Any] = await answer.json()
-    return document
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
+    async with served(bus_config(tmp_path), []) as made:
+        yield made
 
 
 async def run(*command: str, cwd: Path) -> str:
@@ -57,21 +54,15 @@ async def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-async def test_the_document_is_valid_and_describes_every_path_that_is_served(kafka, tmp_path, topic_name):
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
-    async with serving(config) as client:
-        document = await document_of(client)
-        validate(document)
-        assert document["openapi"].startswith("3.1")
-        assert all({"400", "503"} <= path["get"]["responses"].keys() for path in document["paths"].values())
-        refused = await client.get(f"{BASE}/openapi.json?x=1")
-        assert refused.status == 400
-    served = {resource.canonical for resource in make_app(config).router.resources()}
-    assert {path for path in served if path.startswith((BASE, ROOT)) and path != f"{ROOT}/"} == {
-        *document["paths"],
-        f"{BASE}/openapi.json",
-        f"{BASE}/openapi.html",
-    }
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_document_is_valid_and_describes_every_path_that_is_served(client):
+    document = await json_of(client, DOCUMENT)
+    validate(document)
+    assert document["openapi"].startswith("3.1")
+    assert all({"400", "503"} <= path["get"]["responses"].keys() for path in document["paths"].values())
+    await json_of(client, f"{DOCUMENT}?x=1", 400)
+    routes = {resource.canonical for resource in client.server.app.router.resources()} - {f"{ROOT}/"}
+    assert {path for path in routes if path.startswith((BASE, ROOT))} == {*document["paths"], DOCUMENT, PAGE}
     names = [path["get"]["operationId"] for path in document["paths"].values()]
     assert len(set(names)) == len(names)
     for path in document["paths"].values():
@@ -80,18 +71,17 @@ async def test_the_document_is_valid_and_describes_every_path_that_is_served(kaf
             assert "example" in parameter
 
 
-async def test_a_generated_client_reads_what_was_released(kafka, tmp_path, topic_name, monkeypatch):
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    messages, _ = with_histograms(tmp_path, overrides)
+async def test_a_generated_client_reads_what_was_released(tmp_path, monkeypatch, own_feed):
+    messages, _ = with_histograms(tmp_path, own_feed)
     values = [message.value for message in messages if message.topic == HEXAGON_SPEED]
     released = [json.loads(with_estimates(value, cell)) for value, cell in zip(values, cells_of(values), strict=True)]
-    async with serving(bus_config(tmp_path, **overrides), messages) as client:
-        (tmp_path / "openapi.json").write_text(json.dumps(await document_of(client)))
+    async with serving(bus_config(tmp_path, **own_feed), messages) as client:
+        (tmp_path / "openapi.json").write_text(json.dumps(await json_of(client, DOCUMENT)))
         (tmp_path / "generator.yml").write_text(GENERATOR)
         command = "generate --path openapi.json --config generator.yml --fail-on-warning --output-path made"
         await run("-m", "openapi_python_client", *command.split(), cwd=tmp_path)
         monkeypatch.syspath_prepend(tmp_path / "made")
-        await asyncio.to_thread(read_with_the_generated_client, address(client), released)
+        await asyncio.to_thread(read_with_the_generated_client, origin_of(client), released)
 
 
 def read_with_the_generated_client(base: str, released: list[dict[str, Any]]) -> None:
@@ -122,16 +112,15 @@ def read_with_the_generated_client(base: str, released: list[dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize("examples", nightly_but([1], [1, 6]))
-async def test_a_fuzzer_finds_no_answer_that_the_document_does_not_allow(kafka, tmp_path, topic_name, examples):
+async def test_a_fuzzer_finds_no_answer_that_the_document_does_not_allow(tmp_path, examples, own_feed):
     """Requests per path and phase: one in every run."""
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    messages, _ = with_histograms(tmp_path, overrides)
-    async with serving(bus_config(tmp_path, **overrides | city_files(tmp_path)), messages) as client:
+    messages, _ = with_histograms(tmp_path, own_feed)
+    async with serving(bus_config(tmp_path, **own_feed | city_files(tmp_path)), messages) as client:
         output = await run(
             "-m",
             "schemathesis.cli",
             "run",
-            f"{address(client)}{BASE}/openapi.json",
+            f"{origin_of(client)}{DOCUMENT}",
             # A stream has no end; which boxes, moments and cells exist no schema can say.
             f"--exclude-path={BASE}/stream",
             "--exclude-checks=positive_data_acceptance",
@@ -145,9 +134,6 @@ async def test_a_fuzzer_finds_no_answer_that_the_document_does_not_allow(kafka, 
     summary = re.search(r"(\d+) generated, (\d+) passed", output)
     assert summary is not None, output
     assert int(summary[1]) == int(summary[2]) > 60 * examples
-
-
-PAGE = "/api/v1/openapi.html"
 
 
 class Read(HTMLParser):
@@ -174,16 +160,9 @@ class Read(HTMLParser):
         self.text += data + " "
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
-    (tmp_path / "releases").mkdir()
-    async with serving_file(bus_config(tmp_path), tmp_path / "releases") as made:
-        yield made
-
-
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_page_says_what_the_document_says_and_its_examples_are_requests_that_are_taken(client):
-    document: dict[str, Any] = await (await client.get("/api/v1/openapi.json")).json()
+    document = await json_of(client, DOCUMENT)
     async with client.get(PAGE) as answer:
         assert (answer.status, answer.content_type, answer.charset) == (200, "text/html", "utf-8")
         assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
@@ -205,29 +184,14 @@ async def test_the_page_says_what_the_document_says_and_its_examples_are_request
 
 def test_nothing_in_a_document_can_become_an_element():
     odd = '<script>"&'
+    schema = {"type": "string", "default": odd, "enum": [odd]}
+    parameter = {"name": odd, "in": "query", "required": True, "schema": schema, "description": odd, "example": odd}
+    answers = {"200": {"description": odd, "content": {odd: {"schema": {"type": "string"}}}}}
+    operation = {"operationId": "x", "tags": ["T"], "summary": odd, "parameters": [parameter], "responses": answers}
     document = {
         "info": {"title": odd, "version": odd, "description": odd},
         "tags": [{"name": "T", "description": odd}],
-        "paths": {
-            "/x": {
-                "get": {
-                    "operationId": "x",
-                    "tags": ["T"],
-                    "summary": odd,
-                    "parameters": [
-                        {
-                            "name": odd,
-                            "in": "query",
-                            "required": True,
-                            "schema": {"type": "string", "default": odd, "enum": [odd]},
-                            "description": odd,
-                            "example": odd,
-                        }
-                    ],
-                    "responses": {"200": {"description": odd, "content": {odd: {"schema": {"type": "string"}}}}},
-                }
-            }
-        },
+        "paths": {"/x": {"get": operation}},
         "components": {"schemas": {"S": {"description": odd, "properties": {odd: {"description": odd}}}}},
     }
     html = openapi.page(document).decode()

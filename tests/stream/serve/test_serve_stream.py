@@ -6,14 +6,12 @@ import asyncio
 import json
 import re
 import resource
-import socket
-import uuid
 from collections.abc import AsyncIterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 from playwright.async_api import Route
@@ -23,17 +21,17 @@ from bench import sse
 from stream.config import Config
 from stream.http_server import allow_files
 from stream.local import REPO_ROOT, KafkaServer
-from stream.messages.lines import line_of
 from stream.messages.topics import create_topics
 from stream.serve import broadcast
 from stream.serve.api import SERVICE, make_app
 from stream.serve.window_store import WindowView
 from tests.stream.serve.browser import PATIENCE_MS, needs_chromium
-from tests.stream.serve.city import BUSY, LONELY, city_config, window
+from tests.stream.serve.city import BUSY, LONELY, USUAL_DAY, city_config, windows
 from tests.stream.serve.made_places import WEST_SIDE, city_files
 from tests.stream.serve.made_windows import windows_of
-from tests.stream.serve.serving import origin_of, publish, ready, released, serving, serving_file
+from tests.stream.serve.serving import json_of, origin_of, publish, ready, released, served, serving, unreading
 from tests.support.builders import bus_config, riders_config
+from tests.support.feeding import until_true
 
 STREAM = "/api/v1/stream"
 Event = tuple[int, dict[str, Any]]
@@ -67,22 +65,19 @@ async def first(
     raise AssertionError(f"the stream ended after {len(received)} of {count} events")
 
 
-async def test_each_finished_window_is_told_once_in_order_and_a_client_that_comes_back_misses_none(
-    kafka, tmp_path, topic_name
-):
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    windows = windows_of(tmp_path, overrides, 4)
-    config = bus_config(tmp_path, **overrides)
+async def test_each_finished_window_is_told_once_in_order_and_a_client_that_comes_back_misses_none(tmp_path, own_feed):
+    windows = windows_of(tmp_path, own_feed, 4)
+    config = bus_config(tmp_path, **own_feed)
     async with serving(config, windows[0] + windows[1]) as client:
         past = await first(client, 2, "?after=0")
         assert [number for number, _ in past] == sorted({number for number, _ in past})
         assert [body["complete"] for _, body in past] == [True, True]
-        listed = (await (await client.get("/api/v1/windows")).json())["windows"]
+        listed = (await json_of(client, "/api/v1/windows"))["windows"]
         assert [body for _, body in past] == listed[::-1]
 
         live = asyncio.create_task(first(client, 2))
         await asyncio.sleep(0.3)
-        await publish(kafka, windows[2] + windows[2] + windows[3])
+        await publish(own_feed["kafka.bootstrap"], windows[2] + windows[2] + windows[3])
         received = await live
         assert [body["window"]["start"] for _, body in received] == ["2017-03-21T14:00:00Z", "2017-03-21T15:00:00Z"]
 
@@ -91,58 +86,38 @@ async def test_each_finished_window_is_told_once_in_order_and_a_client_that_come
             resumed = await first(client, sum(number > last for number, _ in everything), last_event_id=last)
             assert resumed == [event for event in everything if event[0] > last]
             assert resumed == await first(client, len(resumed), f"?after={last}")
+        assert await first(client, 4, last_event_id=2**62) == everything, "an id ahead of every marker begins anew"
     async with serving(config) as client:
         assert await first(client, 4, "?after=0") == everything, "another instance numbers events otherwise"
 
 
-async def test_an_id_ahead_of_every_marker_begins_anew(kafka, tmp_path, topic_name):
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    (window,) = windows_of(tmp_path, overrides, 1)
-    async with serving(bus_config(tmp_path, **overrides), window) as client:
-        (event,) = await first(client, 1, last_event_id=2**62)
-        assert event[1]["complete"]
+async def test_an_id_that_is_none_is_refused(tmp_path):
+    async with served(bus_config(tmp_path), []) as client:
+        for last_event_id in ("x", "-1", "1.5", "9" * 30, "1,2", ""):
+            async with client.get(STREAM, headers={"Last-Event-ID": last_event_id}) as answer:
+                problem = await answer.json()
+                assert (answer.status, answer.content_type) == (400, "application/problem+json")
+                assert "Last-Event-ID" in problem["title"]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def asked(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestClient]:
-    """A service without windows, for all tests that only ask."""
-    feed = {"feed.name": f"t-{uuid.uuid4().hex[:12]}", "kafka.bootstrap": kafka}
-    async with serving(bus_config(tmp_path_factory.mktemp("feed"), **feed)) as client:
-        yield client
-
-
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("last_event_id", ["x", "-1", "1.5", "9" * 30, "1,2", ""])
-async def test_an_id_that_is_none_is_refused(asked, last_event_id):
-    async with asked.get(STREAM, headers={"Last-Event-ID": last_event_id}) as answer:
-        problem = await answer.json()
-        assert (answer.status, answer.content_type) == (400, "application/problem+json")
-        assert "Last-Event-ID" in problem["title"]
-
-
-async def test_a_client_that_does_not_read_holds_nobody_up_and_is_cut_off(kafka, tmp_path, topic_name, monkeypatch):
+async def test_a_client_that_does_not_read_holds_nobody_up_and_is_cut_off(tmp_path, monkeypatch, own_feed):
     def large(window: WindowView) -> bytes:
         return b'id: %d\nevent: window\ndata: "%b"\n\n' % (window.number, b"x" * 60_000)
 
     monkeypatch.setattr(broadcast, "frame_of", large)
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    windows = windows_of(tmp_path, overrides, 12)
-    async with serving(bus_config(tmp_path, **overrides)) as client:
+    windows = windows_of(tmp_path, own_feed, 12)
+    async with serving(bus_config(tmp_path, **own_feed)) as client:
         service = client.server.app[SERVICE]
         monkeypatch.setattr(service.broadcast, "queue", 4)
-        stalled = socket.socket()
-        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stalled.connect((client.host, client.port))
-        stalled.sendall(f"GET {STREAM} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        stalled = unreading(client.port, STREAM)
         reading = asyncio.create_task(first(client, len(windows)))
-        while service.metrics.registry.get_sample_value("hexveil_public_sse_clients") != 2:
-            await asyncio.sleep(0.02)
+        counted = service.metrics.registry.get_sample_value
+        await until_true(lambda: counted("hexveil_public_sse_clients") == 2)
         for window in windows:
-            await publish(kafka, window)
+            await publish(own_feed["kafka.bootstrap"], window)
         assert len(await reading) == len(windows)
-        assert service.metrics.registry.get_sample_value("hexveil_public_sse_dropped_total") == 1
-        while service.metrics.registry.get_sample_value("hexveil_public_sse_clients"):
-            await asyncio.sleep(0.02)
+        assert counted("hexveil_public_sse_dropped_total") == 1
+        await until_true(lambda: not counted("hexveil_public_sse_clients"))
         stalled.close()
 
 
@@ -158,7 +133,7 @@ async def test_a_broker_that_is_away_is_waited_for_and_what_is_known_is_served_m
         async with TestClient(TestServer(make_app(config))) as client:
             await ready(client)
             await asyncio.to_thread(broker.stop)
-            assert (await (await client.get("/api/v1/hexagons")).json())["complete"]
+            assert (await json_of(client, "/api/v1/hexagons"))["complete"]
             async with TestClient(TestServer(make_app(config))) as late:
                 assert (await late.get("/healthz")).status == 200
                 assert (await late.get("/readyz")).status == 503
@@ -173,10 +148,18 @@ async def test_a_broker_that_is_away_is_waited_for_and_what_is_known_is_served_m
         broker.stop()
 
 
-async def test_streams_are_limited_in_number_and_end_with_the_service(kafka, tmp_path, topic_name, monkeypatch):
+async def ends_with_the_service(client: TestClient, stream: ClientResponse) -> None:
+    """Within less than the 60 s for which a server waits twice for what does not end."""
+    assert stream.status == 200
+    async with asyncio.timeout(30):
+        await client.server.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(events(stream))
+
+
+async def test_streams_are_limited_in_number_and_end_with_the_service(tmp_path, monkeypatch):
     monkeypatch.setattr("stream.serve.broadcast.MAX_STREAMS", 1)
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
-    async with serving(config) as client, client.get(STREAM) as open_stream:
+    async with served(bus_config(tmp_path), []) as client, client.get(STREAM) as open_stream:
         async with client.get(STREAM) as refused:
             problem = await refused.json()
             assert (refused.status, refused.content_type) == (503, "application/problem+json")
@@ -184,28 +167,18 @@ async def test_streams_are_limited_in_number_and_end_with_the_service(kafka, tmp
             assert int(refused.headers["Retry-After"]) > 0
         head = await client.head(STREAM)
         assert (head.status, head.content_type) == (200, "text/event-stream")
-        assert open_stream.status == 200
-        async with asyncio.timeout(60):
-            await client.server.close()
-            with pytest.raises(StopAsyncIteration):
-                await anext(events(open_stream))
+        await ends_with_the_service(client, open_stream)
 
 
 async def test_a_stream_that_waits_for_a_broker_that_is_away_does_not_hold_up_the_end_of_the_service(tmp_path):
-    """Without its end, the server would wait for it twice 60 s."""
     config = bus_config(tmp_path, **{"kafka.bootstrap": "127.0.0.1:9"})
     async with TestClient(TestServer(make_app(config))) as client, client.get(STREAM) as open_stream:
-        assert open_stream.status == 200
-        async with asyncio.timeout(30):
-            await client.server.close()
-            with pytest.raises(StopAsyncIteration):
-                await anext(events(open_stream))
+        await ends_with_the_service(client, open_stream)
 
 
-async def test_a_quiet_stream_is_kept_alive_by_comments(kafka, tmp_path, topic_name, monkeypatch):
+async def test_a_quiet_stream_is_kept_alive_by_comments(tmp_path, monkeypatch):
     monkeypatch.setattr(broadcast, "PING_SECONDS", 0.05)
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
-    async with serving(config) as client, asyncio.timeout(120), client.get(STREAM) as answer:
+    async with served(bus_config(tmp_path), []) as client, asyncio.timeout(120), client.get(STREAM) as answer:
         received = b""
         while received.count(b": ping\n\n") < 2:
             received += await answer.content.readany()
@@ -235,8 +208,6 @@ async def test_the_documented_reader_misses_no_window_though_a_proxy_answers_502
     """The first connection ends after one window; after the 502 the browser's EventSource is closed for good."""
     (snippet,) = re.findall(r"```js\n(.*?)```", (REPO_ROOT / "docs" / "api.md").read_text(), re.DOTALL)
     windows = windows_of(tmp_path, {"feed.name": "bus"}, 3)
-    file = tmp_path / "windows.ndjson"
-    file.write_text("".join(line_of(message) for window in windows for message in window), encoding="utf-8")
     answers: list[tuple[int, str]] = []
 
     async def behind_a_proxy(route: Route) -> None:
@@ -246,7 +217,7 @@ async def test_the_documented_reader_misses_no_window_though_a_proxy_answers_502
         else:
             await route.continue_()
 
-    async with serving_file(bus_config(tmp_path), file) as client:
+    async with served(bus_config(tmp_path), chain(*windows)) as client:
         ((number, window),) = await first(client, 1, "?after=0")
         answers += [(200, f"id: {number}\nevent: window\nretry: 1\ndata: {json.dumps(window)}\n\n"), (502, "")]
         page = await browser.new_page()
@@ -264,52 +235,39 @@ async def test_the_documented_reader_misses_no_window_though_a_proxy_answers_502
     assert starts == [json.loads(made[-1].value)["window"]["start"] for made in windows]
 
 
-async def listed(config: Config, releases: Path) -> tuple[list[dict[str, str | None]], str | None]:
-    """The feeds of the API, and what the dashboard hears about the configured one."""
-    async with serving_file(config, releases) as client:
-        feeds = (await (await client.get("/api/v1/feeds")).json())["feeds"]
-        return feeds, (await (await client.get("/dashboard/settings")).json())["derived_speeds"]
-
-
-@pytest.fixture
-def releases(tmp_path: Path) -> Path:
-    file = tmp_path / "releases.ndjson"
-    file.write_text("".join(line_of(message) for message in released(tmp_path)))
-    return file
+async def listed(tmp_path: Path, config: Config) -> tuple[list[dict[str, str | None]], str | None]:
+    """The feeds of the API with a window of "bus", and what the dashboard hears about the configured one."""
+    async with served(config, released(tmp_path)) as client:
+        feeds = (await json_of(client, "/api/v1/feeds"))["feeds"]
+        return feeds, (await json_of(client, "/dashboard/settings"))["derived_speeds"]
 
 
 @pytest.mark.parametrize("speeds", ["missing", "derived"])
-async def test_under_values_derived_speeds_are_said_to_be_protected_by_participation_alone(speeds, tmp_path, releases):
-    (feed,), shown = await listed(bus_config(tmp_path, **{"feed.speeds": speeds}), releases)
+async def test_under_values_derived_speeds_are_said_to_be_protected_by_participation_alone(speeds, tmp_path):
+    (feed,), shown = await listed(tmp_path, bus_config(tmp_path, **{"feed.speeds": speeds}))
     assert (feed["feed"], feed["derived_speeds"], shown) == ("bus", speeds, speeds)
     assert feed["note"] is not None
     assert "a derived speed is public as well and is not protected" in feed["note"]
     assert feed["note"].endswith("To protect derived speeds, use relation 'participation'.")
 
 
-async def test_under_participation_derived_speeds_need_no_note(tmp_path, releases):
+async def test_under_participation_derived_speeds_need_no_note(tmp_path):
     config = riders_config(tmp_path, **{"feed.speeds": "missing"})
-    feeds, shown = await listed(config, releases)
+    feeds, shown = await listed(tmp_path, config)
     own = {"feed": config.feed.name, "map": "live", "derived_speeds": "missing", "note": None}
     assert own in feeds
     assert shown == "missing"
 
 
-async def test_reported_speeds_and_feeds_that_are_not_configured_have_neither_source_nor_note(tmp_path, releases):
+async def test_reported_speeds_and_feeds_that_are_not_configured_have_neither_source_nor_note(tmp_path):
     nothing = {"derived_speeds": None, "note": None}
-    assert await listed(bus_config(tmp_path), releases) == ([{"feed": "bus", "map": "live"} | nothing], None)
-    feeds, _ = await listed(bus_config(tmp_path, **{"feed.name": "tram", "feed.speeds": "derived"}), releases)
+    assert await listed(tmp_path, bus_config(tmp_path)) == ([{"feed": "bus", "map": "live"} | nothing], None)
+    feeds, _ = await listed(tmp_path, bus_config(tmp_path, **{"feed.name": "tram", "feed.speeds": "derived"}))
     assert [(feed["feed"], feed["derived_speeds"]) for feed in feeds] == [("bus", None), ("tram", "derived")]
     assert feeds[0] == {"feed": "bus", "map": None} | nothing
 
 
 RANGE = "from=2017-03-21T00:00:00Z&to=2017-03-22T00:00:00Z"
-
-
-async def get(client: TestClient, path: str, status: int = 200) -> str:
-    async with client.get(path) as answer:
-        assert answer.status == status, await answer.text()
-        return await answer.text()
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
@@ -321,22 +279,20 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 
 async def test_series_say_what_the_api_says_of_areas_routes_and_cells_and_nothing_of_what_has_no_estimate(tmp_path):
-    config = city_config(tmp_path, **{"feed.name": "bus"} | city_files(tmp_path))
-    messages = [message for hour in range(3) for message in window(config, hour)]
-    (tmp_path / "releases.ndjson").write_text("".join(map(line_of, messages)), encoding="utf-8")
-    async with serving_file(config, tmp_path / "releases.ndjson") as client:
-        newest = samples(await get(client, "/api/v1/series/newest"))
+    config = city_config(tmp_path, **city_files(tmp_path))
+    async with served(config, windows(config, [USUAL_DAY] * 3)) as client:
+        newest = samples(await (await client.get("/api/v1/series/newest")).text())
         assert {name for _, name in newest} == {"", "all", WEST_SIDE, "route:10", "route:<b>2</b>"}
-        area: dict[str, Any] = json.loads(await get(client, "/api/v1/areas/route:10"))["estimate"]
+        area = (await json_of(client, "/api/v1/areas/route:10"))["estimate"]
         ends = [newest[column, "route:10"] for column in ("mean", "low", "high")]
         assert ends == pytest.approx([area["value"], *area["interval"]])
         assert newest["window_end_seconds", ""] == 1490108400.0, "2017-03-21T15:00:00Z"
-        cell = json.loads(await get(client, f"/api/v1/cells/{BUSY}"))["releases"]
-        rows = json.loads(await get(client, f"/api/v1/series?{RANGE}&of=all|{BUSY}|{LONELY}"))["rows"]
+        cell = (await json_of(client, f"/api/v1/cells/{BUSY}"))["releases"]
+        rows = (await json_of(client, f"/api/v1/series?{RANGE}&of=all|{BUSY}|{LONELY}"))["rows"]
         assert [row["time"] for row in rows if row["name"] == BUSY] == [one["window"]["end"] for one in cell]
         speeds = [row["mean"] for row in rows if row["name"] == BUSY]
         assert speeds == pytest.approx([one["estimate"]["mean"]["value"] for one in cell])
         assert {row["name"] for row in rows} == {"all", BUSY}, "LONELY was never published"
         for wrong, status in (("of=nowhere", 404), ("of=a||b", 400), (f"of={'|'.join('a' * 201)}", 400)):
-            await get(client, f"/api/v1/series/newest?{wrong}", status)
-        await get(client, "/api/v1/series?from=2018-03-21T00:00:00Z&to=2018-03-22T00:00:00Z", 404)
+            await json_of(client, f"/api/v1/series/newest?{wrong}", status)
+        await json_of(client, "/api/v1/series?from=2018-03-21T00:00:00Z&to=2018-03-22T00:00:00Z", 404)

@@ -151,20 +151,39 @@ def snapshot_bytes(vehicles: Iterable[Vehicle], header_s: int | None = START) ->
     return data
 
 
+NOON = "2026-03-02T12:00:00+00:00"
+
+
+def activity(vehicle: str = "4112", operator: str = "FLON", time: str = NOON, **fields: str) -> str:
+    """One VehicleActivity; ``fields``: elements of its journey in place of the usual ones, "" for none."""
+    location = fields.get("location", place(51.5, -0.12))
+    named = [("OperatorRef", operator), ("VehicleRef", vehicle), ("Velocity", fields.get("velocity", "36"))]
+    journey = "".join(f"<{name}>{text}</{name}>" for name, text in named if text)
+    when = f"<RecordedAtTime>{time}</RecordedAtTime>" if time else ""
+    framed = "<FramedVehicleJourneyRef><VehicleRef>no</VehicleRef></FramedVehicleJourneyRef>"
+    return (
+        f"<VehicleActivity>{when}<MonitoredVehicleJourney><LineRef>1</LineRef>{framed}{journey}{location}"
+        "<Bearing>7</Bearing></MonitoredVehicleJourney></VehicleActivity>"
+    )
+
+
+def place(lat: object, lng: object) -> str:
+    return f"<VehicleLocation><Longitude>{lng}</Longitude><Latitude>{lat}</Latitude></VehicleLocation>"
+
+
+def document(*activities: str, head: str = "<?xml version='1.0' encoding='UTF-8'?>", response: str = NOON) -> bytes:
+    return (
+        f"{head}<Siri xmlns='http://www.siri.org.uk/siri' version='2.0'><ServiceDelivery>"
+        f"<ResponseTimestamp>{response}</ResponseTimestamp>"
+        f"<VehicleMonitoringDelivery>{''.join(activities)}</VehicleMonitoringDelivery></ServiceDelivery></Siri>"
+    ).encode()
+
+
 def siri_bytes(fixes: Iterable[tuple[str, int, float, float, object]], response_s: int = START) -> bytes:
     """A SIRI-VM document; a fix is (operator:vehicle, seconds, lat, lng, what stands as its velocity or None)."""
-    activities = ""
+    activities = []
     for name, seconds, lat, lng, velocity in fixes:
         operator, _, vehicle = name.rpartition(":")
-        activities += (
-            f"<VehicleActivity><RecordedAtTime>{utc_text(seconds)}</RecordedAtTime><MonitoredVehicleJourney>"
-            f"<OperatorRef>{operator}</OperatorRef><VehicleRef>{vehicle}</VehicleRef>"
-            + ("" if velocity is None else f"<Velocity>{velocity}</Velocity>")
-            + f"<VehicleLocation><Longitude>{lng}</Longitude><Latitude>{lat}</Latitude></VehicleLocation>"
-            "</MonitoredVehicleJourney></VehicleActivity>"
-        )
-    return (
-        '<?xml version="1.0"?>\n<Siri xmlns="http://www.siri.org.uk/siri"><ServiceDelivery>'
-        f"<ResponseTimestamp>{utc_text(response_s)}</ResponseTimestamp>"
-        f"<VehicleMonitoringDelivery>{activities}</VehicleMonitoringDelivery></ServiceDelivery></Siri>"
-    ).encode()
+        said = "" if velocity is None else str(velocity)
+        activities.append(activity(vehicle, operator, utc_text(seconds), location=place(lat, lng), velocity=said))
+    return document(*activities, head='<?xml version="1.0"?>', response=utc_text(response_s))

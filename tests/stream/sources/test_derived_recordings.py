@@ -3,15 +3,13 @@ Under relation "values" the number that a vehicle reports as its speed decides n
 where it is, nor whether its speed is derived. Derived speeds equal those of a plain loop, and never cross vehicles or
 periods."""
 
-import csv
-import io
 import itertools
 import json
 import math
 import random
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,7 @@ from stream.local import REPO_ROOT
 from stream.sources import derived_events
 from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.derived_speed import CAP_KMH, FROZEN_S, LEAST_S, MOST_S, SpeedDerivation
-from stream.sources.hfp import HighFrequencyPositions
+from stream.sources.hfp import HighFrequencyPositions, Publication
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.recording import in_time_order, open_recording
@@ -62,27 +60,20 @@ from tests.support.feeding import create_topic
 from tests.support.topics_reader import PARTITIONS, stored
 
 
-def csv_text(fixes: list[Fix], *, with_speed: bool, separator: str = ",", names: Mapping[str, str] = NAMES) -> str:
-    out = io.StringIO()
-    rows = csv.writer(out, delimiter=separator)
-    rows.writerow([name for role, name in names.items() if with_speed or role != "value"])
-    for *fix, speed in fixes:
-        rows.writerow([*fix, "" if speed is None else speed] if with_speed else fix)
-    return out.getvalue()
-
-
 def write(path: Path, fixes: list[Fix], *, with_speed: bool, names: Mapping[str, str] = NAMES) -> Path:
     """The fixes as ``path`` names their form; without speeds, there is no such column."""
     columns = dict(zip(names.values(), map(list, zip(*fixes, strict=True)), strict=True))
     if not with_speed:
         del columns[names["value"]]
+    rows = list(zip(*columns.values(), strict=True))
     if path.suffix == ".parquet":
         pq.write_table(pa.table(columns), path, row_group_size=100)
-    elif path.suffix == ".csv":
-        path.write_text(csv_text(fixes, with_speed=with_speed, names=names), encoding="utf-8")
+        return path
+    if path.suffix == ".csv":
+        lines = [",".join("" if cell is None else str(cell) for cell in row) for row in [tuple(columns), *rows]]
     else:
-        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
@@ -129,20 +120,14 @@ def test_on_request_every_speed_is_derived_and_the_reported_ones_are_not_even_re
 @pytest.mark.parametrize("empty", ["", "n/a", "NaN", "-"])
 def test_a_cell_of_a_table_that_holds_no_number_is_a_missing_speed(tmp_path, empty):
     fixes = day()
-    text = csv_text(fixes, with_speed=True)
-    lines = [line + empty if line.endswith(",") else line for line in text.splitlines()]
-    (tmp_path / "day.csv").write_text("\n".join(lines), encoding="utf-8")
-    config = config_of(tmp_path, feed())
-    assert by_vehicle(events_of(config, tmp_path / "day.csv")) == by_vehicle(live(fixes))
+    path = write(tmp_path / "day.csv", fixes, with_speed=True)
+    path.write_text(path.read_text(encoding="utf-8").replace(",\n", f",{empty}\n"), encoding="utf-8")
+    assert by_vehicle(events_of(config_of(tmp_path, feed()), path)) == by_vehicle(live(fixes))
 
 
 def test_offline_a_recording_gives_the_rows_of_the_live_events_and_the_rest_is_counted(tmp_path):
     fixes = [(*fix[:4], None) for fix in day()]
-    faults = (
-        '\n"x"\n{"bus": "22:1", "seen": "noon", "y": 30.2, "x": -97.7}\n{"bus": "22:1", "seen": 5, '
-        '"y": '
-        '30.2, "x": -97.7}\n'
-    )
+    faults = '\n"x"\n' + "".join(f'{{"bus": "22:1", "seen": {at}, "y": 30.2, "x": -97.7}}\n' for at in ('"noon"', 5))
     path = write(tmp_path / "day.ndjson", fixes, with_speed=False)
     path.write_text(path.read_text(encoding="utf-8") + faults, encoding="utf-8")
     config, values = config_of(tmp_path, feed()), live(fixes)
@@ -201,8 +186,8 @@ async def test_through_kafka_a_recording_without_speeds_in_disorder_is_the_live_
     kafka, topic, tmp_path, hexveil
 ):
     fixes = [(*fix[:4], None) for fix in day()]
-    text = csv_text(random.Random(3).sample(fixes, len(fixes)), with_speed=False, separator=";")
-    wanted = live(fixes)
+    wanted, path = live(fixes), tmp_path / "day.csv"
+    text = write(path, random.Random(3).sample(fixes, len(fixes)), with_speed=False).read_text().replace(",", ";")
     says = replayed(hexveil, tmp_path, kafka, topic, text)
     assert f"{len(wanted)} events, {len(wanted)} with a derived speed" in says
     assert "a derived speed is public as well and is not protected" in says
@@ -245,9 +230,10 @@ def test_the_order_of_the_file_is_refused_because_it_would_decide_about_speeds(p
     assert "leave out --order file" in done.stderr
 
 
-HOSTILE = (-1e300, -40.0, -1e-5, -1e-12, -0.0, 0.0, 1e-12, 0.0099, 3.0, 1e6, 1.1e6, 1e300, 1.7e308)
-"""Finite numbers: out of the bounds of a measurement, at them, and where rounding or another unit would change what
-they are."""
+FINITE = (-1e300, -3e38, -1e6, -40.0, -1.0, -1e-5, -1e-12, -0.0, 0.0, 1e-45, 1e-12, 1e-6, 0.0099, 3.0, 999_999.0)
+FINITE += (1e6, 1.1e6, 3e38, 1e300, 1.7e308)
+"""Numbers out of the bounds of a measurement, at them, and where rounding or another unit would change what they
+are."""
 
 
 @pytest.mark.parametrize("kind", ["csv", "ndjson", "parquet"])
@@ -256,7 +242,7 @@ they are."""
 def test_no_finite_speed_is_replaced_and_each_counts_as_where_none_is_derived(kind, file_format, relation, tmp_path):
     """Which number a vehicle reports decides nothing here: "values" protects it."""
     rng = random.Random(6)
-    fixes: list[Fix] = [(*fix[:4], rng.choice(HOSTILE) if rng.random() < 0.7 else None) for fix in day()]
+    fixes: list[Fix] = [(*fix[:4], rng.choice(FINITE) if rng.random() < 0.7 else None) for fix in day()]
     known: list[Fix] = [fix for fix in fixes if fix[4] is not None]
     names = {
         "declared": NAMES,
@@ -336,24 +322,6 @@ DECODER = Decoder(CONFIG, bytes(range(32)))
 VEHICLES, STEPS = (1, 2), 5
 FIXES = [(vehicle, step) for step in range(STEPS) for vehicle in VEHICLES]
 PUBLIC = ["cell", "user", "time", "lat", "lng"]
-FINITE = (
-    -1e300,
-    -3e38,
-    -1e6,
-    -1.0,
-    -1e-12,
-    -0.0,
-    0.0,
-    1e-45,
-    1e-6,
-    0.0099,
-    3.0,
-    999_999.0,
-    1.1e6,
-    3e38,
-    1e300,
-    1.7e308,
-)
 DIGITS = ("3.4028235e38", "-1e39", "1e-400", "1e400", "-1e400", "9" * 400, "-" + "9" * 5000)
 """Numbers at and beyond the bounds of single and double precision, as texts may contain them."""
 
@@ -366,58 +334,54 @@ def lat(step: int) -> float:
     return 30.2 + 0.002 * step
 
 
-def gtfs(speeds: Speeds) -> list[bytes]:
-    """What ``hexveil gtfs-rt`` sends of protobuf, whose speeds are single-precision numbers."""
-    source, values = GtfsRealtime(CONFIG.feed, CONFIG.slotting), list[bytes]()
-    for step in range(STEPS):
-        reported = {v: speeds[v, step] for v in VEHICLES}
-        single = {v: None if s is None else max(min(float(s), 3.4e38), -3.4e38) for v, s in reported.items()}
-        buses = [(str(v), clock(step), lat(step), -97.7 + v / 100, single[v]) for v in VEHICLES]
-        values += source.events(snapshot_bytes(buses, clock(step)), clock(step) * 1_000_000).values
-    return values
+def protobuf(step: int, speeds: Speeds) -> bytes:
+    """A snapshot, whose speeds are single-precision numbers."""
+    reported = {v: speeds[v, step] for v in VEHICLES}
+    single = {v: None if s is None else max(min(float(s), 3.4e38), -3.4e38) for v, s in reported.items()}
+    buses = [(str(v), clock(step), lat(step), -97.7 + v / 100, single[v]) for v in VEHICLES]
+    return snapshot_bytes(buses, clock(step))
 
 
-def gtfs_json(speeds: Speeds) -> list[bytes]:
-    """What ``hexveil gtfs-rt`` sends of JSON."""
-    return sent_of(
-        speeds,
-        '{{"header": {{"gtfsRealtimeVersion": "2.0", "timestamp": {clock}}}, "entity": [{entities}]}}',
-        '{{"id": "{v}", "vehicle": {{"vehicle": {{"id": "{v}"}}, "position": '
-        '{{"latitude": {lat}, "longitude": {lng}{speed}}}}}}}',
-        ', "speed": {}',
-        ", ",
-    )
+def as_json(step: int, speeds: Speeds) -> bytes:
+    entities = []
+    for v in VEHICLES:
+        speed = "" if speeds[v, step] is None else f', "speed": {speeds[v, step]}'
+        position = f'{{"latitude": {lat(step)}, "longitude": {-97.7 + v / 100}{speed}}}'
+        entities.append(f'{{"id": "{v}", "vehicle": {{"vehicle": {{"id": "{v}"}}, "position": {position}}}}}')
+    header = f'"header": {{"gtfsRealtimeVersion": "2.0", "timestamp": {clock(step)}}}'
+    return f'{{{header}, "entity": [{", ".join(entities)}]}}'.encode()
 
 
-def sent_of(speeds: Speeds, document: str, entity: str, speed: str, between: str) -> list[bytes]:
-    source, values = GtfsRealtime(CONFIG.feed, CONFIG.slotting), list[bytes]()
-    for step in range(STEPS):
-        reported = {v: speeds[v, step] for v in VEHICLES}
-        shown = {v: "" if s is None else speed.format(s) for v, s in reported.items()}
-        entities = [entity.format(v=v, lat=lat(step), lng=-97.7 + v / 100, speed=shown[v]) for v in VEHICLES]
-        body = document.format(clock=clock(step), entities=between.join(entities))
-        values += source.events(body.encode(), clock(step) * 1_000_000).values
-    return values
+def siri(step: int, speeds: Speeds) -> bytes:
+    buses = [(str(v), clock(step), lat(step), -97.7 + v / 100, speeds[v, step]) for v in VEHICLES]
+    return siri_bytes(buses, clock(step))
 
 
-def siri(speeds: Speeds) -> list[bytes]:
-    """What ``hexveil siri-vm`` sends."""
-    source, values = SiriVehicleMonitoring(CONFIG.feed, CONFIG.slotting), list[bytes]()
-    for step in range(STEPS):
-        buses = [(str(v), clock(step), lat(step), -97.7 + v / 100, speeds[v, step]) for v in VEHICLES]
-        values += source.events(siri_bytes(buses, clock(step)), clock(step) * 1_000_000).values
-    return values
-
-
-def hfp(speeds: Speeds) -> list[bytes]:
-    """What ``hexveil hfp`` sends."""
-    source, values = HighFrequencyPositions(CONFIG.feed, CONFIG.slotting), list[bytes]()
+def hfp(speeds: Speeds) -> Iterator[tuple[int, Publication]]:
     for vehicle, step in FIXES:
         message = publication((f"22:{vehicle}", clock(step), lat(step), -97.7 + vehicle / 100, None))
         speed = "null" if speeds[vehicle, step] is None else str(speeds[vehicle, step])
-        message = message._replace(payload=message.payload.replace(b"null", speed.encode()))
-        values += source.of([message], clock(step) * 1_000_000).values
-    return values
+        yield step, message._replace(payload=message.payload.replace(b"null", speed.encode()))
+
+
+DOCUMENTS = {
+    "protobuf": (GtfsRealtime, protobuf),
+    "JSON": (GtfsRealtime, as_json),
+    "SIRI": (SiriVehicleMonitoring, siri),
+}
+SOURCES = [*DOCUMENTS, "HFP"]
+
+
+def sent(source: str, speeds: Speeds, config: Any = CONFIG) -> list[bytes]:
+    """What a live command sends of all steps."""
+    if source == "HFP":
+        positions = HighFrequencyPositions(config.feed, config.slotting)
+        blocks = [positions.of([message], clock(step) * 1_000_000) for step, message in hfp(speeds)]
+    else:
+        kind, document = DOCUMENTS[source]
+        documents = kind(config.feed, config.slotting, relation=config.relation)
+        blocks = [documents.events(document(step, speeds), clock(step) * 1_000_000) for step in range(STEPS)]
+    return [value for block in blocks for value in block.values]
 
 
 def decoded(values: list[bytes], decoder: Decoder = DECODER) -> Batch:
@@ -440,7 +404,6 @@ def same(one: list[bytes], other: list[bytes]) -> bool:
 
 
 NUMBERS = st.sampled_from(FINITE) | st.sampled_from(DIGITS) | st.floats(allow_nan=False, allow_infinity=False)
-SOURCES = [gtfs, gtfs_json, siri, hfp]
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -450,14 +413,14 @@ def test_feeds_that_differ_in_one_users_speeds_have_the_same_events_at_the_same_
     """Of a live source that derives what is missing. Which fixes have a speed at all is public, as the fixes are."""
     one = {fix: data.draw(NUMBERS) if known else None for fix, known in zip(FIXES, reports, strict=True)}
     other = {fix: data.draw(NUMBERS) if fix[0] == 1 and speed is not None else speed for fix, speed in one.items()}
-    assert same(source(one), source(other))
-    assert len(source(one)) >= sum(reports)
+    assert same(sent(source, one), sent(source, other))
+    assert len(sent(source, one)) >= sum(reports)
 
 
 def test_a_number_beyond_a_formats_precision_or_of_any_size_counts_as_reported():
     for source, number in itertools.product(SOURCES, (*DIGITS, -1.0, 1e-6, 1.1e6)):
         one: Speeds = dict.fromkeys(FIXES, 3.0)
-        assert same(source(one), source(one | {(1, 3): number}))
+        assert same(sent(source, one), sent(source, one | {(1, 3): number}))
 
 
 def itms(speed: float) -> bytes:
@@ -496,10 +459,7 @@ def test_under_participation_a_negative_speed_refuses_its_own_event(tmp_path):
 def test_under_participation_a_live_source_derives_what_is_no_measurement(reported, is_replaced):
     """That follows from the user's own events. The next position of the vehicle has a derived speed, which counts."""
     config = config_of(Path("unused"), CONFIG.feed, "participation")
-    source, values = GtfsRealtime(config.feed, config.slotting, relation=config.relation), list[bytes]()
-    for step in range(STEPS):
-        buses = [("1", clock(step), lat(step), -97.7, reported), ("2", clock(step), lat(step), -97.6, 8.0)]
-        values += source.events(snapshot_bytes(buses, clock(step)), clock(step) * 1_000_000).values
+    values = sent("protobuf", {(v, step): {1: reported, 2: 8.0}[v] for v, step in FIXES}, config)
     events = [json.loads(value) for value in values]
     assert sum("derived" in event for event in events) == (STEPS - 1 if is_replaced else 0)
     assert decoded(values, Decoder(config, bytes(range(32)))).refused.tolist() == []
@@ -567,19 +527,14 @@ def test_any_batches_of_a_feed_in_time_order_give_the_speeds_of_the_definition(r
     assert derived == pytest.approx(wanted, rel=1e-4, abs=0.05, nan_ok=True)
 
 
-def test_no_speed_is_derived_across_the_border_of_two_ledger_periods():
+def test_no_speed_is_derived_across_the_border_of_two_ledger_periods_and_no_stay_before_it_decides_after_it():
+    """Else a user's events of one period would follow from their fixes of the period before."""
     rows = [("a", SLOT, 28.6, 77.2), ("a", SLOT + 30, 28.602, 77.2)]
     assert derive_all(rows, [1], period=SLOT * 1_000_000)[1] == pytest.approx(26.7, abs=0.1)
     assert np.isnan(derive_all(rows, [1], period=(SLOT + 10) * 1_000_000)[1])
-
-
-def test_a_stay_before_the_border_of_two_ledger_periods_decides_nothing_after_it():
-    """Else a user's events of one period would follow from their fixes of the period before."""
-    midnight = SLOT + 3_600
-    rows = [("a", SLOT + 60 * k, 28.6, 77.2) for k in range(100)]
-    before = derive_all(rows[:60], [])
-    after = derive_all(rows, [60], period=midnight * 1_000_000)[60:]
-    assert np.isnan(before[21:]).all()
+    standing = [("a", SLOT + 60 * k, 28.6, 77.2) for k in range(100)]
+    assert np.isnan(derive_all(standing[:60], [])[21:]).all()
+    after = derive_all(standing, [60], period=(SLOT + 3_600) * 1_000_000)[60:]
     assert np.isnan(after).tolist() == [True] + [False] * 20 + [True] * 19
 
 

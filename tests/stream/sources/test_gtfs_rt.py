@@ -28,7 +28,19 @@ from stream.sources.polling import FetchError, FileSink, Poller, PollSettings, b
 from stream.sources.snapshots import SnapshotError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
-from tests.stream.sources.agency import DELHI, FEED, START, Agency, answer, fetch, fleet, reader, run, snapshot_bytes
+from tests.stream.sources.agency import (
+    DELHI,
+    FEED,
+    START,
+    Agency,
+    Vehicle,
+    answer,
+    fetch,
+    fleet,
+    reader,
+    run,
+    snapshot_bytes,
+)
 from tests.support.builders import SLOT, bus_config, bus_fleet_file, random_rows
 from tests.support.environment import environment
 from tests.support.topics_reader import stored
@@ -43,35 +55,24 @@ def test_reported_speeds_are_taken_in_the_feeds_unit_and_not_marked():
 
 
 def test_a_feed_that_reports_zeros_while_its_vehicles_move_is_noticed():
-    source, names = reader("reported"), "".join(chr(97 + k) for k in range(26))
-    for step in range(12):
-        source.events(fleet(step, speed=0.0, names=names))
-    assert source.tally.reported_speeds_are_wrong
-    honest = reader("reported")
-    for step in range(12):
-        honest.events(fleet(step, speed=7.4, names=names))
-    assert not honest.tally.reported_speeds_are_wrong
+    for speed, is_wrong in ((0.0, True), (7.4, False)):
+        source = reader("reported")
+        for step in range(12):
+            source.events(fleet(step, speed=speed, names="abcdefghijklmnopqrstuvwxyz"))
+        assert source.tally.reported_speeds_are_wrong is is_wrong
 
 
 def test_what_one_vehicle_sends_changes_no_event_of_another():
     """Clocks far ahead, jumps and thousands of made-up names do not change them either."""
     alone, crowded = reader(), reader()
     for step in range(4):
-        wild = [(f"x{k}", START + 30 * step + 3000, 28.9, 77.9, None) for k in range(50)]
-        wild += [("y", START + 30 * step, 28.1 + 0.3 * (step % 2), 77.0, 1e9)]
-        mixed = snapshot_bytes(
-            [("a", START + 30 * step - 2, 28.6 + 0.002 * step, 77.2, None), *wild], START + 30 * step
-        )
-        own = snapshot_bytes([("a", START + 30 * step - 2, 28.6 + 0.002 * step, 77.2, None)], START + 30 * step)
-        mine = [value for value in crowded.events(mixed).values if json.loads(value)["user"] == "a"]
-        assert mine == alone.events(own).values
-
-
-def test_a_vehicle_whose_timestamp_stands_still_is_one_event():
-    source = reader("reported")
-    again = [source.events(fleet(0, speed=5.0)).values for _ in range(3)]
-    assert [len(values) for values in again] == [3, 0, 0]
-    assert source.tally.repeated == 6
+        now = START + 30 * step
+        own: list[Vehicle] = [("a", now - 2, 28.6 + 0.002 * step, 77.2, None)]
+        wild: list[Vehicle] = [(f"x{k}", now + 3000, 28.9, 77.9, None) for k in range(50)]
+        wild += [("y", now, 28.1 + 0.3 * (step % 2), 77.0, 1e9)]
+        values = crowded.events(snapshot_bytes(own + wild, now)).values
+        mine = [value for value in values if json.loads(value)["user"] == "a"]
+        assert mine == alone.events(snapshot_bytes(own, now)).values
 
 
 def test_a_flood_of_made_up_vehicles_is_refused_and_the_next_snapshot_is_read(monkeypatch):
@@ -126,14 +127,6 @@ def pouring(size: int, pause_s: float) -> Callable[[BaseHTTPRequestHandler], Non
     return send
 
 
-def test_a_compressed_answer_is_read_and_a_compressed_bomb_is_refused():
-    small, bomb = gzip.compress(b"body"), gzip.compress(b"\0" * (80 << 20))
-    with Agency([answer(200, small, Content_Encoding="gzip"), answer(200, bomb, Content_Encoding="gzip")]) as agency:
-        assert fetch(agency.url) == [b"body"]
-        with pytest.raises(FetchError, match="more than"):
-            fetch(agency.url)
-
-
 @pytest.mark.parametrize(
     ("script", "said", "final"),
     [
@@ -142,6 +135,7 @@ def test_a_compressed_answer_is_read_and_a_compressed_bomb_is_refused():
         (cut_short, "Error", False),
         (pouring(1, 0.1), "no complete answer within 1 s", False),
         (pouring(65_536, 0), "more than 1048576 bytes", False),
+        (answer(200, gzip.compress(bytes(2 << 20)), Content_Encoding="gzip"), "more than 1048576 bytes", False),
         (answer(302, Location="/again"), "more than 5 redirects", False),
         (answer(302, Location="file:///etc/passwd"), "redirected to a file address", True),
     ],
@@ -156,12 +150,10 @@ def test_a_server_that_misbehaves_gives_an_error_in_bounded_time(script, said, f
 
 def test_retry_after_is_honoured_within_an_hour():
     with Agency([answer(503, Retry_After="7"), answer(503, Retry_After="99999999")]) as agency:
-        waits = []
-        for _ in range(2):
+        for wait in (7.0, 3600.0):
             with pytest.raises(FetchError) as caught:
                 fetch(agency.url)
-            waits.append(caught.value.retry_after_s)
-    assert waits == [7.0, 3600.0]
+            assert caught.value.retry_after_s == wait
 
 
 # --- the command ---
@@ -290,26 +282,20 @@ def test_the_pause_doubles_up_to_five_minutes_however_long_an_outage_lasts(failu
     assert backed_off(2.0, failures) == seconds
 
 
-def differential(step: int, names: str, gone: str) -> bytes:
-    """Of three buses the positions that changed, and one that is deleted."""
-    message = gtfs_realtime_pb2.FeedMessage.FromString(fleet(step))
-    changed = [entity for entity in message.entity if entity.vehicle.vehicle.id in names]
-    del message.entity[:]
-    message.entity.extend(changed)
-    message.header.incrementality = gtfs_realtime_pb2.FeedHeader.DIFFERENTIAL
-    message.entity.add(id=gone, is_deleted=True).vehicle.vehicle.id = gone
-    data: bytes = message.SerializeToString()
-    return data
-
-
 def test_a_differential_feed_gives_the_events_of_the_full_one_whose_positions_it_sends(config, tmp_path):
     """Bus b leaves out steps 2 and 3 and comes back; its deletion takes nothing back, and its speed is derived over the
     gap."""
     folder, out = tmp_path / "snapshots", tmp_path / "events.ndjson"
     folder.mkdir()
     for step, names in enumerate(("abc", "abc", "ac", "ac", "abc")):
-        body = differential(step, names, "b") if step else fleet(step)
-        (folder / f"{step:03}.pb").write_bytes(body)
+        message = gtfs_realtime_pb2.FeedMessage.FromString(fleet(step))
+        sent = [entity for entity in message.entity if entity.vehicle.vehicle.id in names]
+        del message.entity[:]
+        message.entity.extend(sent)
+        if step:
+            message.header.incrementality = gtfs_realtime_pb2.FeedHeader.DIFFERENTIAL
+            message.entity.add(id="b", is_deleted=True).vehicle.vehicle.id = "b"
+        (folder / f"{step:03}.pb").write_bytes(message.SerializeToString())
     code, _, said = run(str(folder), "--config", config, "--out", str(out))
     assert code == 0, said
     events = [json.loads(line) for line in out.read_text().splitlines()]
@@ -324,13 +310,9 @@ def test_a_signal_to_the_whole_group_still_releases_the_window_in_progress(confi
     body = snapshot_bytes([(f"v{k}", now - 1, 28.6, 77.2, 8.0) for k in range(20)], now)
     with Agency([answer(200, body)]) as agency:
         command = [sys.executable, "-m", "stream", "gtfs-rt", agency.url, "--interval", "1s", "--config", config]
-        process = subprocess.Popen(
-            [*command, "--offline", "--out", str(out)],
-            env=environment({}),
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        command += ["--offline", "--out", str(out)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, env=environment({}), stderr=pipe, text=True, start_new_session=True)
         try:
             while len(agency.requests) < 2 and process.poll() is None:
                 time.sleep(0.1)
@@ -403,4 +385,4 @@ async def test_a_server_that_repeats_a_snapshot_with_and_without_304_is_noticed_
     assert agency.requests[1]["If-Modified-Since"] == "Thu, 11 Sep 2025 09:40:16 GMT"
     said = [log["vehicles"] for log in logs if "no vehicle's timestamp has advanced" in log["event"]]
     assert said == [3, 1], "of a document, and of one that is the same"
-    assert len((tmp_path / "out.ndjson").read_bytes().splitlines()) == 3
+    assert len((tmp_path / "out.ndjson").read_bytes().splitlines()) == 3, "one event of each vehicle"

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config.feed import FeedConfig
-from stream.local import LOOPBACK
+from stream.local import LOOPBACK, free_port
 from stream.sources import mqtt
 from stream.sources.hfp import LARGEST_MESSAGE, HighFrequencyPositions, Publication, vehicle_of
 from stream.sources.mqtt import Broker, Following
@@ -30,12 +33,12 @@ from tests.stream.sources.agency import Kept
 from tests.support.builders import bus_fleet_file
 from tests.support.environment import write_secret
 from tests.support.feeding import until_true
-from tests.support.mosquitto import PASSWORD, USER, Mosquitto
 from tests.support.topics_reader import stored
 
 BOX = {"south": 59.9, "west": 24.0, "north": 60.5, "east": 25.5}
 NOON_S = 1_775_044_800
 RECEIVED_US = NOON_S * 1_000_000
+USER, PASSWORD = "city", "s3cret"
 TOPIC = "/hfp/v2/journey/ongoing/vp/bus/0055/01216/1069/1/Malmi/7:20/1130106/2/60;24/19/73/44"
 
 
@@ -63,16 +66,12 @@ def test_a_message_becomes_an_event_of_the_vehicle_that_the_topic_names():
     """A topic of version 1 names nobody, because its levels would make a user of each route."""
     (event,) = events(published())
     assert event == {"user": "55:1216", "time": RECEIVED_US // 1000 + 500, "lat": 60.2, "lng": 24.9, "speed": 36.0}
+    for unit in ("km/h", "mph", "m/s"):
+        assert events(published(), speed_unit=unit)[0]["speed"] == pytest.approx(10.0), "it is sent in the feed's unit"
     assert vehicle_of("city/hfp/v2/journey/ongoing/doo/tram/0040/00000/x") == "40:0"
     first = TOPIC.replace("v2", "v1").replace("vp/", "")
     for topic in ("", "/hfp/v2/journey", "/other/v2/a/b/c/d/1/2", "/hfp/v2/a/b/c/d//2", first):
         assert vehicle_of(topic) is None
-
-
-@pytest.mark.parametrize(("unit", "kmh"), [("km/h", 10.0), ("mph", 16.093), ("m/s", 36.0)])
-def test_speeds_are_read_in_the_unit_that_the_feed_sets(unit, kmh):
-    (event,) = events(published(), speed_unit=unit)
-    assert event["speed"] == pytest.approx(kmh * {"km/h": 1, "mph": 1 / 1.609344, "m/s": 1 / 3.6}[unit], abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +130,16 @@ def test_a_message_that_is_no_position_is_refused_alone_with_its_reason(name):
 
 @asynccontextmanager
 async def followed(
-    address: str, source: HighFrequencyPositions | None = None, **options: float
+    broker: Mosquitto | str, source: HighFrequencyPositions | None = None
 ) -> AsyncIterator[tuple[Following, Kept]]:
-    """Who follows the broker at this address, and what is kept of it."""
-    sink, stopping = Kept(), asyncio.Event()
-    following = Following(source or reader(), Broker(address, ("/hfp/#",), **options), sink, stopping)  # type: ignore[arg-type]
+    """Who follows the broker, or one at this address, and what is kept of it."""
+    sink, stopping, topics = Kept(), asyncio.Event(), ("/hfp/#",)
+    if isinstance(broker, str):
+        where = Broker(broker, topics)
+    else:
+        ca, login = broker.folder / "ca.pem", (USER, PASSWORD)
+        where = Broker(f"mqtts://localhost:{broker.port}", topics, ca, login, pause_s=0.05)
+    following = Following(source or reader(), where, sink, stopping)
     running = asyncio.create_task(following.run())
     async with asyncio.timeout(240):
         yield following, sink
@@ -143,34 +147,64 @@ async def followed(
     await running
 
 
-class City:
-    """Publishes to a broker, as the vehicles of a city do."""
+class Mosquitto:
+    """A real broker on 127.0.0.1, with TLS and for :data:`USER` only, that can be stopped and started again.
 
-    def __init__(self, broker: Mosquitto, ca_file: Path | None = None) -> None:
-        self._client = paho.Client(paho.CallbackAPIVersion.VERSION2)
-        if ca_file is not None:
-            self._client.tls_set(str(ca_file))
-            self._client.username_pw_set(USER, PASSWORD)
-        self._client.connect(LOOPBACK, broker.port)
-        self._client.loop_start()
+    Its folder has its CA in ``ca.pem``, and user and password in ``login``.
+    """
 
-    def __enter__(self) -> City:
-        return self
+    def __init__(self, folder: Path) -> None:
+        path = f"{os.environ['PATH']}:/usr/bin:/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
+        program, passwords = (shutil.which(name, path=path) for name in ("mosquitto", "mosquitto_passwd"))
+        if program is None or passwords is None:
+            pytest.skip("no mosquitto; Debian: apt-get install mosquitto")
+        self.folder, self.port, ca = folder, free_port(), CA()
+        ca.cert_pem.write_to_path(folder / "ca.pem")
+        ca.issue_cert("localhost", LOOPBACK).private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
+        write_secret(folder / "login", f"{USER}:{PASSWORD}\n")
+        write_secret(folder / "passwords", "")
+        subprocess.run([passwords, "-b", str(folder / "passwords"), USER, PASSWORD], check=True)
+        (folder / "acl").write_text(f"user {USER}\ntopic readwrite /hfp/#\n")
+        lines = [f"listener {self.port} {LOOPBACK}", "persistence false", "user root", "allow_anonymous false"]
+        files = {"password_file": "passwords", "acl_file": "acl", "certfile": "server.pem", "keyfile": "server.pem"}
+        lines += [f"{setting} {folder / name}" for setting, name in files.items()]
+        (folder / "mosquitto.conf").write_text("\n".join(lines) + "\n")
+        self._command = [program, "-c", str(folder / "mosquitto.conf")]
+        self.start()
 
-    def __exit__(self, *_: object) -> None:
-        self._client.disconnect()
-        self._client.loop_stop()
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        self._process = subprocess.Popen(self._command)
+        while True:
+            assert self._process.poll() is None
+            with suppress(OSError), socket.create_connection((LOOPBACK, self.port), 0.5):
+                return
+            time.sleep(0.01)
 
-    def publish(self, payload: bytes, topic: str = TOPIC) -> None:
-        self._client.publish(topic, payload).wait_for_publish(10)
+    def stop(self) -> None:
+        """Kill it, as a power failure would."""
+        self._process.kill()
+        self._process.wait(60)
 
-    async def until(self, is_seen: Callable[[], bool], vehicle: int) -> None:
-        """Publish garbage and positions of a vehicle until they are seen: a broker forgets what it publishes to
-        nobody."""
-        while not is_seen():
-            self.publish(b"\xff{")
-            self.publish(*now(vehicle))
-            await asyncio.sleep(0.05)
+
+@pytest.fixture
+def mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
+    broker = Mosquitto(tmp_path)
+    yield broker
+    broker.stop()
+
+
+@contextmanager
+def city(broker: Mosquitto) -> Iterator[Callable[[bytes, str], None]]:
+    """What publishes to a broker, as the vehicles of a city do."""
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client.tls_set(str(broker.folder / "ca.pem"))
+    client.username_pw_set(USER, PASSWORD)
+    client.connect(LOOPBACK, broker.port)
+    client.loop_start()
+    yield lambda payload, topic: client.publish(topic, payload).wait_for_publish(10)
+    client.disconnect()
+    client.loop_stop()
 
 
 def now(vehicle: int, **fields: object) -> tuple[bytes, str]:
@@ -180,17 +214,17 @@ def now(vehicle: int, **fields: object) -> tuple[bytes, str]:
 
 
 @contextmanager
-def city_that_publishes(broker: Mosquitto, ca_file: Path) -> Iterator[None]:
-    """Garbage and positions of ever new vehicles, until the block ends."""
+def city_that_publishes(broker: Mosquitto) -> Iterator[None]:
+    """Garbage and positions of ever new vehicles until the block ends; a broker keeps nothing for later readers."""
     ended = threading.Event()
 
     def drive() -> None:
-        with City(broker, ca_file) as city:
+        with city(broker) as publish:
             for vehicle in range(1, 10_000):
                 if ended.wait(0.05):
                     break
-                city.publish(b"\xff\x00garbage", "/hfp/v2/garbage")
-                city.publish(*now(vehicle))
+                publish(b"\xff\x00garbage", "/hfp/v2/garbage")
+                publish(*now(vehicle))
 
     thread = threading.Thread(target=drive)
     thread.start()
@@ -201,37 +235,34 @@ def city_that_publishes(broker: Mosquitto, ca_file: Path) -> Iterator[None]:
         thread.join()
 
 
-def address_of(broker: Mosquitto) -> str:
-    return f"mqtt://{LOOPBACK}:{broker.port}"
-
-
-async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(tmp_path):
+async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(mosquitto):
     source = reader()
-    with Mosquitto(tmp_path) as broker:
-        async with followed(address_of(broker), source, pause_s=0.05) as (_, sink):
-            for vehicle in (1, 2):
-                with City(broker) as city:
-                    await city.until(lambda seen=f"55:{vehicle}": seen in sink.users, vehicle)  # type: ignore[misc]
-                broker.stop()
-                await asyncio.sleep(0.1)
-                broker.start()
+    async with followed(mosquitto, source) as (_, sink):
+        for _ in range(2):
+            known = len(sink.values)
+            with city_that_publishes(mosquitto):
+                await until_true(lambda known=known: len(sink.values) > known)
+            mosquitto.stop()
+            await asyncio.sleep(0.1)
+            mosquitto.start()
     assert source.tally.refused["unreadable"] >= 2
 
 
-async def test_what_arrives_faster_than_it_is_stored_is_dropped_and_counted(tmp_path, monkeypatch):
+async def test_what_arrives_faster_than_it_is_stored_is_dropped_and_counted(mosquitto, monkeypatch):
     monkeypatch.setattr(mqtt, "MOST_WAITING", 50)
     source = reader()
-    with Mosquitto(tmp_path) as broker, City(broker) as city:
-        async with followed(address_of(broker), source) as (following, sink):
-            await city.until(lambda: bool(sink.values), 1)
-            sink.gate.clear()
-            before = source.tally.snapshots
-            for vehicle in range(2, 302):
-                city.publish(*now(vehicle))
-            city.publish(b"x" * (LARGEST_MESSAGE + 1))
-            await until_true(lambda: following.refused["too-large"] == 1)
-            sink.gate.set()
-            await until_true(lambda: source.tally.snapshots - before + following.refused["queue-full"] >= 300)
+    async with followed(mosquitto, source) as (following, sink):
+        with city_that_publishes(mosquitto):
+            await until_true(lambda: bool(sink.values))
+        sink.gate.clear()
+        before = source.tally.snapshots
+        with city(mosquitto) as publish:
+            for vehicle in range(20_002, 20_302):
+                publish(*now(vehicle))
+            publish(b"x" * (LARGEST_MESSAGE + 1), TOPIC)
+        await until_true(lambda: following.refused["too-large"] == 1)
+        sink.gate.set()
+        await until_true(lambda: source.tally.snapshots - before + following.refused["queue-full"] >= 300)
     assert following.refused["queue-full"] >= 300 - 3 * 51
 
 
@@ -240,31 +271,21 @@ def helsinki(tmp_path: Path) -> Path:
     return bus_fleet_file(tmp_path, BOX)
 
 
-@pytest.fixture
-def encrypted(tmp_path: Path) -> Iterator[Mosquitto]:
-    """A broker with TLS; its CA is in ``ca.pem``, user and password in ``login``."""
-    ca = CA()
-    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    write_secret(tmp_path / "login", f"{USER}:{PASSWORD}\n")
-    with Mosquitto(tmp_path, ca) as broker:
-        yield broker
-
-
-def hexveil(broker: Mosquitto, configuration: Path, *arguments: str, login: str = "login") -> tuple[int, str, str]:
-    secrets = ["--login", str(configuration.parent / login)]
-    command = ["hfp", f"mqtts://localhost:{broker.port}", "--config", str(configuration), *secrets, "--once", "--json"]
-    done = CliRunner().invoke(app, [*command, *arguments])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
+def hexveil(
+    broker: Mosquitto, *arguments: str, login: str = "login", ca: str | None = "ca.pem"
+) -> tuple[int, str, str]:
+    """What the command ends with and says that follows a broker by the configuration in its folder."""
+    command = ["hfp", f"mqtts://localhost:{broker.port}", "--once", "--json", "--login", str(broker.folder / login)]
+    command += ["--config", str(broker.folder / "hexveil.toml"), *(["--ca", str(broker.folder / ca)] if ca else [])]
+    done = CliRunner().invoke(app, [*command, *arguments], catch_exceptions=False)
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_positions_reach_kafka_over_tls(encrypted, helsinki, kafka, topic, monkeypatch):
+def test_positions_reach_kafka_over_tls(mosquitto, helsinki, kafka, topic, monkeypatch):
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic)
-    ca = helsinki.parent / "ca.pem"
-    with city_that_publishes(encrypted, ca):
-        code, output, stderr = hexveil(encrypted, helsinki, "--ca", str(ca), "--topic", "/hfp/#")
+    with city_that_publishes(mosquitto):
+        code, output, stderr = hexveil(mosquitto, "--topic", "/hfp/#")
     assert code == 0, stderr
     report = json.loads(output)["snapshots"]
     assert report["refused"]["unreadable"] >= 1
@@ -273,22 +294,21 @@ def test_positions_reach_kafka_over_tls(encrypted, helsinki, kafka, topic, monke
     assert stored_events[0]["user"].startswith("55:")
 
 
-def test_a_live_feed_is_released_without_kafka(encrypted, helsinki):
-    ca, out = helsinki.parent / "ca.pem", helsinki.parent / "releases.ndjson"
-    with city_that_publishes(encrypted, ca):
-        code, _, stderr = hexveil(encrypted, helsinki, "--ca", str(ca), "--offline", "--out", str(out))
+def test_a_live_feed_is_released_without_kafka(mosquitto, helsinki):
+    out = helsinki.parent / "releases.ndjson"
+    with city_that_publishes(mosquitto):
+        code, _, stderr = hexveil(mosquitto, "--offline", "--out", str(out))
     assert code == 0, stderr
     assert sum(json.loads(line)["value"].get("events", 0) for line in out.read_text().splitlines()) >= 1
 
 
-def test_a_wrong_password_or_ca_ends_the_command_and_shows_no_secret(encrypted, helsinki):
+def test_a_wrong_password_or_ca_ends_the_command_and_shows_no_secret(mosquitto, helsinki):
     write_secret(helsinki.parent / "wrong", "city:guessed-wrong")
-    ca = ("--ca", str(helsinki.parent / "ca.pem"), "--out", "-")
-    for login, arguments, says in [
-        ("wrong", ca, "does not accept this user and password"),
-        ("login", ("--out", "-"), "certificate verify failed"),
-    ]:
-        code, output, stderr = hexveil(encrypted, helsinki, *arguments, login=login)
+    for wrong, says in (
+        ({"login": "wrong"}, "does not accept this user and password"),
+        ({"ca": None}, "certificate verify failed"),
+    ):
+        code, output, stderr = hexveil(mosquitto, "--out", "-", **wrong)
         assert (code, output) == (3, ""), stderr
         assert says in stderr
         assert "guessed-wrong" not in stderr
@@ -307,8 +327,8 @@ def scripted(suback: bytes, publishes: bytes = b"", after: threading.Event | Non
             with connection:
                 connection.recv(4096)
                 connection.sendall(b"\x20\x02\x00\x00")  # CONNACK: accepted
-                packet = connection.recv(4096)
-                connection.sendall(b"\x90\x03" + packet[2:4] + suback)
+                subscribe = connection.recv(4096)
+                connection.sendall(b"\x90\x03" + subscribe[2:4] + suback)
                 assert after is None or after.wait(240)
                 connection.sendall(publishes)
                 connection.recv(4096)
@@ -319,8 +339,8 @@ def scripted(suback: bytes, publishes: bytes = b"", after: threading.Event | Non
         thread.join()
 
 
-def publish(topic: bytes, payload: bytes) -> bytes:
-    """A PUBLISH packet of 128 to 16 383 bytes after its header."""
+def packet(topic: bytes, payload: bytes) -> bytes:
+    """A PUBLISH of 128 to 16 383 bytes after its header."""
     body = len(topic).to_bytes(2, "big") + topic + payload
     return bytes((0x30, len(body) & 0x7F | 0x80, len(body) >> 7)) + body
 
@@ -328,7 +348,7 @@ def publish(topic: bytes, payload: bytes) -> bytes:
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_a_broker_that_sends_a_quality_of_service_unasked_is_left(qos):
     """Of QoS 2, a message stays in the memory until the broker releases it."""
-    unasked = bytearray(publish(TOPIC.encode(), b"\0\1" + published().payload))
+    unasked = bytearray(packet(TOPIC.encode(), b"\0\1" + published().payload))
     unasked[0] |= qos << 1
     with capture_logs() as logs, scripted(b"\x00", bytes(unasked)) as address:
         async with followed(address) as (following, sink):
@@ -349,7 +369,7 @@ async def test_a_malformed_topic_is_refused_alone_and_a_silence_before_it_is_sai
     monkeypatch.setattr(mqtt, "SILENT_SECONDS", 0.01)
     spoken, timeless = threading.Event(), published(tst=None, tsi=None).payload
     topics = (b"/hfp/\xff\xfe", b"/hfp/+/x", b"/hfp/#", TOPIC.encode())
-    packets = b"".join(publish(topic, timeless) for topic in topics)
+    packets = b"".join(packet(topic, timeless) for topic in topics)
     with capture_logs() as logs, scripted(b"\x00", packets, spoken) as address:
         async with followed(address) as (following, sink):
             await until_true(lambda: bool(logs))
