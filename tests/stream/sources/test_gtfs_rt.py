@@ -15,20 +15,15 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-import numpy as np
 import pytest
 from google.transit import gtfs_realtime_pb2
 from structlog.testing import capture_logs
 
 from stream.cli.feeding import live_speed_note
-from stream.embedded import EmbeddedFeed
-from stream.ingestion.decoding import Decoder
 from stream.local import REPO_ROOT
 from stream.sources import snapshot_events, timestamps
 from stream.sources.polling import FetchError, FileSink, Poller, PollSettings, backed_off, poll
 from stream.sources.snapshots import SnapshotError
-from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import RowStore
 from tests.stream.sources.agency import (
     DELHI,
     FEED,
@@ -42,7 +37,7 @@ from tests.stream.sources.agency import (
     run,
     snapshot_bytes,
 )
-from tests.support.builders import SLOT, bus_config, bus_fleet_file, random_rows, riders_config
+from tests.support.builders import bus_config, bus_fleet_file, riders_config
 from tests.support.environment import environment
 from tests.support.topics_reader import stored
 
@@ -330,20 +325,6 @@ def test_a_signal_to_the_whole_group_still_releases_the_window_in_progress(confi
             process.kill()
     assert process.returncode == 0, said
     assert events_in(out) == 20
-
-
-async def test_a_silent_feed_closes_its_windows_by_the_clock(redis, tmp_path):
-    config = bus_config(tmp_path)
-    rows = RowStore(redis, config.feed.name)
-    store = ReleaseStore.of(redis, config)
-    feed = EmbeddedFeed(config, rows, store, Decoder(config, bytes(32)), lambda _: None, SLOT * 1_000_000)
-    await rows.append("embedded/0", 0, 1, random_rows(1, 1), np.zeros(1, np.int64), np.full(1, SLOT))
-    assert await feed.due_slots() == []
-    feed.reach((SLOT + 3600 + 299) * 1_000_000)
-    assert await feed.due_slots() == []
-    feed.reach((SLOT + 3600 + 301) * 1_000_000)
-    feed.reach(SLOT * 1_000_000)
-    assert await feed.due_slots() == [SLOT]
 
 
 def test_a_key_in_the_query_or_a_header_reaches_the_agency_but_no_other_host_and_no_error():
