@@ -42,8 +42,6 @@ from tests.support.feeding import until_true
 SECRET = "5" * 64
 BELOW = {"name": "jam", "below": 18.0, "windows": 2, "false_alarms_per_day": 1.0}
 SLOWER = {"name": "slow", "slower_percent": 25.0, "false_alarms_per_day": 1.0}
-UNSURE = 22.0
-"""A noisy count with which a mean of 10 km/h is below 30 km/h but for a probability of 0.7 %."""
 ALERTS = "/api/v1/alerts"
 DAY = 24
 """Hours."""
@@ -226,9 +224,8 @@ def test_under_values_a_rule_knows_the_scale_of_the_noise():
 
 
 def test_each_of_a_rules_windows_is_sure_on_its_own():
-    """The second window alone would be a mistake with a probability of 0.7 %, which a certain one beside it does not
-    excuse."""
-    sure, unsure = judged(), judged(count=UNSURE)
+    """A mean of 10 km/h of 22 noisy events is below 30 km/h but for 0.7 %, which a certain window does not excuse."""
+    sure, unsure = judged(), judged(count=22.0)
     assert named_by(ONCE, sure)
     assert named_by(TWICE, sure, unsure) == named_by(TWICE, unsure, sure) == []
 

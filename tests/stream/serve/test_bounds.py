@@ -31,16 +31,22 @@ from stream.serve.reading.intake import Arrival
 from stream.serve.received import received
 from stream.serve.static_files import LARGEST_RANGE, PMTILES, check_basemap
 from stream.serve.window_store import View
-from tests.stream.serve.made_windows import START, arrivals, completed, outcomes, windows_of, with_histograms
+from tests.stream.serve.made_windows import (
+    START,
+    arrivals,
+    completed,
+    histogram_message,
+    outcomes,
+    windows_of,
+    with_histograms,
+)
 from tests.stream.serve.serving import json_of, released, served
 from tests.support.builders import bus_config
-
-FEED = {"feed.name": "bus"}
 
 
 def kept(tmp_path: Path, view: View, count: int) -> list[str]:
     """The starts of ``count`` windows that the view took."""
-    return [window.start for window in completed(view, *windows_of(tmp_path, FEED, count)).completed()]
+    return [window.start for window in completed(view, *windows_of(tmp_path, count)).completed()]
 
 
 def hour(number: int) -> dict[str, str]:
@@ -125,7 +131,7 @@ def test_messages_without_a_marker_evict_no_complete_window_and_are_forgotten_ol
 
 
 def test_bytes_without_a_marker_evict_no_complete_window(tmp_path):
-    most = 4 * sum(len(message.value) for message in itertools.chain(*windows_of(tmp_path, FEED, 3)))
+    most = 4 * sum(len(message.value) for message in itertools.chain(*windows_of(tmp_path, 3)))
     view = View(max_bytes=most)
     known, flooding = kept(tmp_path, view, 3), flood(tmp_path, 400)
     for first in range(0, 400, 10):
@@ -140,9 +146,12 @@ def test_what_was_forgotten_is_remembered_within_bounds(tmp_path):
     assert len(view.forgotten) == 50
 
 
-def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_is_refused_before_it_is_built(tmp_path):
-    messages, _ = with_histograms(tmp_path, FEED)
-    body = json.loads(next(m for m in messages if m.topic == SPATIAL_HISTOGRAM).value)
+def test_a_histogram_whose_parts_do_not_fit_or_that_has_more_cells_than_can_be_released_is_refused_before_it_is_built():
+    body = json.loads(histogram_message("bus", "ug").value)
+    assert received(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) is not None
+    body["structure"]["x_edges"][-1] += 1
+    assert validator(SPATIAL_HISTOGRAM).is_valid(body)
+    assert received(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) is None
     side = 8192
     body["domain"] |= {"rows": side, "columns": side}
     body["structure"] = {"kind": "grid", "x_edges": [0, side], "y_edges": [0, side], "counts": [[1]], "variances": 2.0}
@@ -232,9 +241,9 @@ async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         monkeypatch.setattr(module, "MOST_WAITING", 1)
     for name in ("MOST_SELECTED", "MAX_WAITING"):
         monkeypatch.setattr(hexagons, name, 1)
-    first, _ = with_histograms(tmp_path, FEED)
-    _, *others = windows_of(tmp_path, FEED, WINDOWS)
-    async with served(bus_config(tmp_path, **FEED), itertools.chain(first, *others)) as made:
+    first, _ = with_histograms(tmp_path)
+    _, *others = windows_of(tmp_path, WINDOWS)
+    async with served(bus_config(tmp_path), itertools.chain(first, *others)) as made:
         yield made
 
 
@@ -279,7 +288,7 @@ async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a
     monkeypatch.setattr(hexagons, "centre_of", slowly)
     own, *flood = boxes("/api/v1/hexagons?", 100)
     async with (
-        served(bus_config(tmp_path, **FEED), released(tmp_path, **FEED)) as client,
+        served(bus_config(tmp_path), released(tmp_path)) as client,
         ClientSession(client.make_url("/"), connector=TCPConnector(local_addr=("127.0.0.2", 0))) as other,
     ):
         assert (await other.get("/api/v1/hexagons")).status == 200
@@ -302,7 +311,7 @@ async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a
 
 @pytest.mark.parametrize("is_complete", [False, True])
 def test_all_who_wait_for_a_window_share_one_list_of_its_values(tmp_path, is_complete):
-    messages, view = released(tmp_path, **FEED), View()
+    messages, view = released(tmp_path), View()
     outcomes(view, arrivals(messages if is_complete else messages[:2], 1))
     (window,) = view.windows.values()
     values = window.in_order()

@@ -39,7 +39,7 @@ SITE, OTHER = "https://maps.example.org", "https://elsewhere.example.org"
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
-    messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
+    messages, _ = with_histograms(tmp_path)
     async with served(bus_config(tmp_path, **{"public.cors_origins": [SITE]}), messages) as made:
         yield made
 
@@ -214,7 +214,7 @@ async def test_reading_joins_no_group_and_refused_bytes_are_counted(tmp_path):
             bad = [cells[0]._replace(value=value) for value in (b"rubbish", b"{}", cells[0].value[:-1])]
             bad += [cells[0]._replace(headers=headers) for headers in ((), (("ce_id", None),), (("ce_id", b"\xff"),))]
             bad[-1] = bad[-1]._replace(value=b"\xff")
-            (_, other) = windows_of(tmp_path, overrides, 2)
+            (_, other) = windows_of(tmp_path, 2, **overrides)
             await publish(broker.bootstrap, [*bad, *cells, *cells, marker, *other])
             while len((await json_of(client, "/api/v1/windows"))["windows"]) < 2:
                 await asyncio.sleep(0.02)
