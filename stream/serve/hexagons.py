@@ -292,12 +292,8 @@ def _wanted(place: Cell, box: Box | None, resolution: int | None) -> bool:
         return False
     if box is None:
         return True
-    return within(box, *centre_of(place.cell, place.excludes))
-
-
-def within(box: Box, lat: float, lng: float) -> bool:
-    """Whether a place lies in the box, which lies across 180 degrees if its west is greater than its east."""
-    west, south, east, north = box
+    lat, lng = centre_of(place.cell, place.excludes)
+    west, south, east, north = box  # across 180 degrees if its west is greater than its east
     across = lng >= west or lng <= east if west > east else west <= lng <= east
     return bool(across and south <= lat <= north)
 

@@ -66,8 +66,6 @@ class WindowView:
     """The ``ce_id`` of each accepted message; emptied once the window is complete, to save memory."""
     bounds: Bounds | None = None
     """Box around the hexagons of a complete window, computed when it is first needed; None if there are no hexagons."""
-    frame: bytes | None = None
-    """Its server-sent event, encoded when it is first needed."""
     _ordered: tuple[int, list[bytes]] = field(default=(-1, []), init=False, repr=False)
     """Values of the cells in order, and the window's size when they were sorted."""
     _described: tuple[tuple[int, bool], Described] | None = field(default=None, init=False, repr=False)
@@ -237,10 +235,9 @@ class View:
         if len(self.forgotten) > self._max_forgotten:
             del self.forgotten[next(iter(self.forgotten))]
 
-    def completed(self, feed: str | None = None, after: int = 0) -> list[WindowView]:
-        """Complete windows whose number is above ``after``, in the order of their markers."""
-        windows = [w for w in self.windows.values() if w.complete and feed in (None, w.feed) and w.number > after]
-        return sorted(windows, key=_NUMBER)
+    def completed(self, feed: str | None = None) -> list[WindowView]:
+        """Complete windows in the order of their markers."""
+        return sorted((w for w in self.windows.values() if w.complete and feed in (None, w.feed)), key=_NUMBER)
 
     def feeds(self) -> set[str]:
         """Names of the feeds that have a complete window."""
