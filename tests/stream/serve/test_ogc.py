@@ -41,13 +41,12 @@ from tests.stream.serve.serving import json_of, origin_of, released, served, ser
 from tests.support.builders import bus_config
 from tests.support.nginx import needs_nginx, nginx
 
-FEED = {"feed.name": "bus"}
 WINDOWS = 3
 
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
-    async with served(bus_config(tmp_path, **FEED), chain(*windows_of(tmp_path, FEED, WINDOWS))) as made:
+    async with served(bus_config(tmp_path), chain(*windows_of(tmp_path, WINDOWS))) as made:
         yield made
 
 
@@ -177,8 +176,8 @@ DOMAIN = {"south": 30.21, "west": -97.72, "north": 30.5, "east": -97.5}
 async def test_gdal_is_told_a_box_around_every_hexagon_and_the_domain_if_the_releases_are_there(
     tmp_path, domain, joined
 ):
-    config = bus_config(tmp_path, **FEED, **{"feed.domain": domain})
-    async with served(config, chain(*windows_of(tmp_path, FEED, 2))) as client:
+    config = bus_config(tmp_path, **{"feed.domain": domain})
+    async with served(config, chain(*windows_of(tmp_path, 2))) as client:
         for layer in ("bus.newest", "bus.all"):
             read = await gdal(client, layer)
             shapes = [shapely.from_wkt(shape) for shape in read["outlines"]]
@@ -192,7 +191,7 @@ async def test_gdal_is_told_a_box_around_every_hexagon_and_the_domain_if_the_rel
 
 async def test_the_extent_of_a_feed_that_is_not_configured_is_that_of_its_hexagons(tmp_path):
     windows = [released(tmp_path, **{"feed.name": feed}) for feed in ("bus", "tram")]
-    async with served(bus_config(tmp_path, **FEED, **{"feed.domain": DOMAIN}), chain(*windows)) as client:
+    async with served(bus_config(tmp_path, **{"feed.domain": DOMAIN}), chain(*windows)) as client:
         features = (await json_of(client, "/ogc/collections/tram.newest/items"))["features"]
         (box,) = (await json_of(client, "/ogc/collections/tram.newest"))["extent"]["spatial"]["bbox"]
         outlines = [outline(feature["properties"]["cell"]) for feature in features]
@@ -295,10 +294,10 @@ async def test_boxes_are_read_as_clients_write_them_and_the_landing_page_has_no_
 
 
 async def test_pages_of_the_newest_window_stay_in_it_while_another_one_closes(tmp_path):
-    first, second = windows_of(tmp_path, FEED, 2)
+    first, second = windows_of(tmp_path, 2)
     releases = tmp_path / "releases.ndjson"
     releases.write_text("".join(map(line_of, first)))
-    async with serving_file(bus_config(tmp_path, **FEED), releases) as client:
+    async with serving_file(bus_config(tmp_path), releases) as client:
         whole = (await json_of(client, "/ogc/collections/bus.newest/items"))["features"]
         page = await json_of(client, "/ogc/collections/bus.newest/items?limit=2")
         with releases.open("a") as out:
@@ -328,7 +327,7 @@ async def test_links_name_the_host_that_the_client_named_unless_that_is_none(cli
 
 
 async def test_a_service_without_windows_has_empty_collections(tmp_path):
-    async with served(bus_config(tmp_path, **FEED), []) as client:
+    async with served(bus_config(tmp_path), []) as client:
         (collections, _) = (await json_of(client, "/ogc/collections"))["collections"]
         assert collections["extent"]["temporal"]["interval"] == [[None, None]]
         domain = bus_config(tmp_path).feed.domain
