@@ -18,7 +18,7 @@ from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.messages.cells import Cell, cells_of, with_estimates
 from stream.messages.range_query import Box
-from stream.messages.shapes import Place, centre_of, places_of
+from stream.messages.shapes import centre_of, places_of
 from stream.messages.tables import feature, table_of
 from stream.serve import parameters as p
 from stream.serve.city.areas import Area
@@ -230,9 +230,10 @@ class Hexagons:
             if shape == "json":
                 sums = msgspec.json.encode(totals(list(compress(cells, wanted))))
                 return joined(summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies)
-            places = compress(places_of(cells), wanted)
             head = b'{"type":"FeatureCollection","map":' + map_of_feed + b',"features":['
-            return joined(head, map(_feature_of, places, bodies))
+            # One by one, because all bodies of a window as objects would take many times its bytes.
+            placed = zip(compress(places_of(cells), wanted), map(msgspec.json.decode, bodies), strict=True)
+            return joined(head, (msgspec.json.encode(feature(place, body)) for place, body in placed))
 
         kind = JSON if shape == "json" else GEOJSON
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
@@ -280,11 +281,6 @@ class Hexagons:
 def joined(head: bytes, values: Iterable[bytes]) -> bytes:
     """An object that ends with a list of these values; ``head``: all before the first one."""
     return head + b",".join(values) + b"]}"
-
-
-def _feature_of(place: Place, body: bytes) -> bytes:
-    """One by one, because all bodies of a window as objects would take many times its bytes."""
-    return msgspec.json.encode(feature(place, msgspec.json.decode(body)))
 
 
 def _wanted(place: Cell, box: Box | None, resolution: int | None) -> bool:

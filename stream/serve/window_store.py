@@ -71,11 +71,6 @@ class WindowView:
     _described: tuple[tuple[int, bool], Described] | None = field(default=None, init=False, repr=False)
     """With the window's size, and whether it was complete, at that time."""
 
-    @property
-    def full(self) -> bool:
-        """Whether as many messages are here as the close marker promises, so that their digest can be compared."""
-        return self.marker is not None and self.promised[0] == len(self.cells) + len(self.histograms)
-
     def agreeing(self) -> list[bytes] | None:
         """The values of the cells in order, if the messages of a full window have the digest of its close marker.
 
@@ -203,9 +198,14 @@ class View:
         return "taken"
 
     def full(self, message: Received) -> WindowView | None:
-        """The window of a message that was just stored, if it is full and may therefore be complete."""
+        """The window of a message that was just stored, if as many are here as its close marker promises.
+
+        It may be complete: their digest can be compared.
+        """
         window = self.windows.get((message.feed, message.start))
-        return window if window is not None and window.full else None
+        if window is None or window.marker is None:
+            return None
+        return window if window.promised[0] == len(window.cells) + len(window.histograms) else None
 
     def finish(self, window: WindowView, cells: list[bytes]) -> None:
         """Mark a window as complete. ``cells``: what :meth:`WindowView.agreeing` returned."""
@@ -335,9 +335,8 @@ def start_at(local: datetime) -> str | None:
         back = moment.astimezone(local.tzinfo)
     except OverflowError:
         return None
-    return (
-        moment.isoformat().replace("+00:00", "Z") if back.replace(tzinfo=None) == local.replace(tzinfo=None) else None
-    )
+    is_shown = back.replace(tzinfo=None) == local.replace(tzinfo=None)
+    return moment.isoformat().replace("+00:00", "Z") if is_shown else None
 
 
 def _place(zone: str) -> ZoneInfo:

@@ -58,7 +58,8 @@ def pieces_of(line: Sequence[Position], resolution: int) -> list[Piece]:
         waiting, begun = [(a, b, _cell(a, resolution), _cell(b, resolution))], len(pieces)
         while waiting:
             a, b, first, last = waiting.pop()
-            length = _distance(a, b)
+            wide = math.cos(math.radians((a[1] + b[1]) / 2))
+            length = math.hypot((b[0] - a[0]) * wide, b[1] - a[1]) * _METRES
             if first != last and length > SHORTEST_M:
                 middle = (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
                 between = _cell(middle, resolution)
@@ -183,10 +184,6 @@ def _stated(metres: Mapping[str, float], speeds: Mapping[str, float]) -> dict[st
 
 def _cell(place: Position, resolution: int) -> str:
     return str(h3.latlng_to_cell(place[1], place[0], resolution))
-
-
-def _distance(a: Position, b: Position) -> float:
-    return math.hypot((b[0] - a[0]) * math.cos(math.radians((a[1] + b[1]) / 2)), b[1] - a[1]) * _METRES
 
 
 MOST_CUT = 2_000

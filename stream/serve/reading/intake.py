@@ -261,7 +261,4 @@ def _problem(partitions: dict[str, set[int]]) -> str | None:
 
 
 async def _reached(consumer: AIOKafkaConsumer, ends: Positions) -> bool:
-    for partition, end in ends.items():
-        if await consumer.position(partition) < end:
-            return False
-    return True
+    return all([await consumer.position(partition) >= end for partition, end in ends.items()])
