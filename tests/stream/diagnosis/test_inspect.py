@@ -139,6 +139,7 @@ def test_what_contradicts_a_given_configuration_is_said(tmp_path):
     text, delhi = path.read_text(), "domain = { south = 28, west = 76.5, north = 30, east = 78 }"
     for line, other, says in (
         ("domain", delhi, "960 of 960 events are refused as out-of-domain: they are of another"),
+        ("time_format", "", "960 of 960 events are refused as wrong-type"),
         ("speed_unit", 'speed_unit = "m/s"', "Likely the speeds are in km/h: set feed.speed_unit"),
     ):
         path.write_text(re.sub(rf"(?m)^{line} = .*$", other, text))

@@ -146,10 +146,14 @@ def test_a_sound_feed_and_a_late_one_raise_no_doubt(name, tmp_path):
     assert told(bus_config(tmp_path), shuffled, now) == {}
 
 
-@pytest.mark.parametrize(("speed", "kinds"), [(36.0, []), (None, ["refused"])])
-def test_events_that_are_lists_are_judged_whole(speed, kinds, tmp_path):
+@pytest.mark.parametrize(
+    ("speed", "form", "kinds"),
+    [(36.0, "epoch-ms", []), (None, "epoch-ms", ["refused"]), (36.0, "rfc3339", ["refused"])],
+    ids=["sound", "no speed", "a number as time where texts are declared"],
+)
+def test_events_that_are_lists_are_judged_whole(speed, form, kinds, tmp_path):
     now, names = time.time(), ("user", "time", "lat", "lng", "speed")
-    paths = {name: str(at) for at, name in enumerate((*names[:4], "value"))} | {"time_format": "epoch-ms"}
+    paths = {name: str(at) for at, name in enumerate((*names[:4], "value"))} | {"time_format": form}
     config = bus_config(tmp_path, **{"feed.format": "declared", "feed.fields": paths})
     values = fleet(now, lambda fix, moment: {"speed": speed})
     lists = [json.dumps([json.loads(value)[name] for name in names]).encode() for value in values]

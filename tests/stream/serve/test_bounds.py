@@ -31,7 +31,15 @@ from stream.serve.reading.intake import Arrival
 from stream.serve.received import received
 from stream.serve.static_files import LARGEST_RANGE, PMTILES, check_basemap
 from stream.serve.window_store import View
-from tests.stream.serve.made_windows import START, arrivals, completed, outcomes, windows_of, with_histograms
+from tests.stream.serve.made_windows import (
+    START,
+    arrivals,
+    completed,
+    histogram_message,
+    outcomes,
+    windows_of,
+    with_histograms,
+)
 from tests.stream.serve.serving import json_of, released, served
 from tests.support.builders import bus_config
 
@@ -138,9 +146,12 @@ def test_what_was_forgotten_is_remembered_within_bounds(tmp_path):
     assert len(view.forgotten) == 50
 
 
-def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_is_refused_before_it_is_built(tmp_path):
-    messages, _ = with_histograms(tmp_path)
-    body = json.loads(next(m for m in messages if m.topic == SPATIAL_HISTOGRAM).value)
+def test_a_histogram_whose_parts_do_not_fit_or_that_has_more_cells_than_can_be_released_is_refused_before_it_is_built():
+    body = json.loads(histogram_message("bus", "ug").value)
+    assert received(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) is not None
+    body["structure"]["x_edges"][-1] += 1
+    assert validator(SPATIAL_HISTOGRAM).is_valid(body)
+    assert received(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) is None
     side = 8192
     body["domain"] |= {"rows": side, "columns": side}
     body["structure"] = {"kind": "grid", "x_edges": [0, side], "y_edges": [0, side], "counts": [[1]], "variances": 2.0}

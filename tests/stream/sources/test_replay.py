@@ -9,10 +9,12 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import numpy as np
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from stream.cli import app
@@ -39,10 +41,10 @@ from tests.support.environment import environment, write_secret
 from tests.support.topics_reader import stored
 
 
-async def send(kafka: str, topic: str, blocks: object, pacer: Pacer, **options: object) -> Progress:
+async def send(kafka: str, topic: str, blocks: object, pacer: Pacer) -> Progress:
     progress = Progress()
     async with KafkaSender(KafkaConfig(bootstrap=kafka), topic) as sender:
-        await deliver(blocks, sender, pacer, progress, **options)  # type: ignore[arg-type]
+        await deliver(blocks, sender, pacer, progress)  # type: ignore[arg-type]
     return progress
 
 
@@ -114,15 +116,6 @@ async def test_an_accelerated_live_feed_never_runs_ahead_of_the_clock(kafka, top
     assert time.time() >= due[-1] / 1e6
 
 
-async def test_a_stop_keeps_what_was_sent(kafka, topic):
-    began = time.monotonic()
-    progress = await send(
-        kafka, topic, synthetic(np.arange(0, 10**9, 10**5)), Pacer(1.0), stopped=lambda: time.monotonic() - began > 1
-    )
-    assert 0 < progress.sent < 30
-    assert sum(map(len, await stored(kafka, topic))) == progress.sent
-
-
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_pace_that_is_no_pace_is_refused(speed):
     with pytest.raises(ValueError, match="positive"):
@@ -139,19 +132,29 @@ def sending(kafka: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_replay_command_sends_and_tells(kafka, sending, tmp_path, monkeypatch):
+    """The summary is JSON alone, and never among releases."""
     path, options = tmp_path / "x.ndjson", ["--config", str(hourly.BUS), "--json"]
     row = {"user": "a", "time": "2024-03-18T12:00:00Z", "lat": 30.3, "lng": -97.7, "speed": 12.5}
     path.write_text(json.dumps(row) + "\n{}\n")
-    result = CliRunner().invoke(app, ["replay", str(path), *options])
+
+    def replay(*more: str, file: Path = path) -> Result:
+        return CliRunner().invoke(app, ["replay", str(file), *options, *more])
+
+    result = replay()
     assert result.exit_code == 0, result.stderr
     summary = json.loads(result.stdout)
     assert (summary["events"], summary["unread"], summary["interrupted"]) == (2, 1, False)
     assert (summary["first"], summary["last"]) == ("2024-03-18T12:00:00Z", "2024-03-18T12:00:00Z")
     assert sum(map(len, asyncio.run(stored(kafka, sending)))) == 2
-    absent = CliRunner().invoke(app, ["replay", str(tmp_path / "no.csv"), *options])
+    apart = replay("--offline", "--out", str(tmp_path / "releases.ndjson"))
+    assert (json.loads(apart.stdout)["events"], apart.stderr) == (1, "")
+    mixed = replay("--offline")
+    assert all("topic" in json.loads(line) for line in mixed.stdout.splitlines())
+    assert json.loads(mixed.stderr)["error"] is None
+    absent = replay(file=tmp_path / "no.csv")
     assert (absent.exit_code, "No such file" in absent.stderr) == (2, True)
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:1")
-    away = CliRunner().invoke(app, ["replay", str(path), *options])
+    away = replay()
     assert (away.exit_code, "start the broker" in away.stderr) == (3, True)
 
 
