@@ -84,13 +84,6 @@ UPPER = 6500
 UNIT = 2**20
 
 
-def column(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    values = rng.integers(0, UPPER + 1, n)
-    values[: n // 4] = rng.choice([0, 1, UPPER // 2, UPPER - 1, UPPER], n // 4)
-    return values, rng.integers(0, UNIT, n)
-
-
 def test_the_numbers_of_every_value_are_non_negative_and_sum_to_its_weight():
     for degree, upper in itertools.product([0, 1, 2], [1, 2, 7, 6500, 100_000]):
         values = np.unique(np.linspace(0, upper, 5000).astype(np.int64))
@@ -102,7 +95,9 @@ def test_the_numbers_of_every_value_are_non_negative_and_sum_to_its_weight():
 
 
 def test_count_mean_and_variance_without_noise_are_those_of_the_values():
-    values, weights = column(1, 4000)
+    rng = np.random.default_rng(1)
+    values, weights = rng.integers(0, UPPER + 1, 4000), rng.integers(0, UNIT, 4000)
+    values[:1000] = rng.choice([0, 1, UPPER // 2, UPPER - 1, UPPER], 1000)
     share = weights / weights.sum()
     mean = share @ (values / UPPER)
     for degree in (1, 2):
