@@ -39,8 +39,8 @@ class Service:
     """State shared by the handlers: the store of windows, the source that fills it, and the open event streams."""
 
     def __init__(self, config: Config, source: Source) -> None:
-        self._reading: asyncio.Task[None] | None = None
-        self._judging: asyncio.Task[None] | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """What runs as long as the service, by what it does."""
         self.metrics = PublicMetrics()
         self.view = View(config.public.max_windows)
         self.answers = Answers()
@@ -86,8 +86,7 @@ class Service:
 
     async def health(self, request: web.Request) -> web.Response:
         """200 while the process answers, reads, and judges windows for alerts. If it stopped, only a restart helps."""
-        tasks = {"reading": self._reading, "judging windows for alerts": self._judging}
-        ended = [name for name, task in tasks.items() if task is None or task.done()]
+        ended = [name for name, task in self._tasks.items() if task.done()]
         status = f"no longer {' and '.join(ended)}; the operator finds the reason in the log" if ended else "ok"
         return web.json_response({"status": status}, status=503 if ended else 200, headers=_NOW)
 
@@ -103,12 +102,12 @@ class Service:
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
         """Read releases while the service runs."""
-        self._reading = asyncio.create_task(self._source.run(self.intake))
-        self._judging = asyncio.create_task(self.alerts.run())
-        for task in (self._reading, self._judging):
+        running = {"reading": self._source.run(self.intake), "judging windows for alerts": self.alerts.run()}
+        self._tasks = {name: asyncio.create_task(run) for name, run in running.items()}
+        for task in self._tasks.values():
             task.add_done_callback(_tell_failure)
         yield
-        for task in (self._reading, self._judging):
+        for task in self._tasks.values():
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):  # logged when it ended
                 await task

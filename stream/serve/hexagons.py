@@ -18,7 +18,7 @@ from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.messages.cells import Cell, cells_of, with_estimates
 from stream.messages.range_query import Box
-from stream.messages.shapes import Place, centre_of, places_of
+from stream.messages.shapes import centre_of, places_of
 from stream.messages.tables import feature, table_of
 from stream.serve import parameters as p
 from stream.serve.city.areas import Area
@@ -35,7 +35,7 @@ from stream.serve.window_store import (
     local_start,
     marker_of,
     start_at,
-    zone_of,
+    stated_by,
 )
 
 Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]
@@ -59,7 +59,7 @@ def other_day(view: View, window: WindowView, day: date | None) -> OtherDay:
     Without ``day``, it is that of a week before, where it can be compared with, else that of the day before. Of a local
     time that the clocks repeat, the first is compared with the first and the second with the second.
     """
-    zone = zone_of(window)
+    zone = stated_by(window).period.timezone
     local = local_start(window.start, zone)
     days = [local.date() - back for back in _DEFAULTS if local.date().toordinal() > back.days] if day is None else [day]
     beside = [_on(view, window, local, zone, one) for one in days or [local.date()]]
@@ -175,16 +175,13 @@ class Hexagons:
         make = partial(joined, b'{"windows":[', summaries)
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
-    @get("/windows/{window}", "getWindow", {JSON: "Window"}, "feed", tag="Windows", errors=(404,))
+    @get("/windows/{window}", "getWindow", {JSON: "Window"}, "feed", tag="Windows")
     async def window(self, request: web.Request, feed: str, window: str) -> web.Response:
         """One window and its close marker."""
         known = known_window(self._view, window, feed)
         return await self._answers.ready(request, known.described().summary, JSON)
 
-    @get(
-        "/windows/{window}/other-day", "findOtherDay", {JSON: "OtherDay"}, "feed", "day", "statistic",
-        tag="Windows", errors=(404,),
-    )  # fmt: skip
+    @get("/windows/{window}/other-day", "findOtherDay", {JSON: "OtherDay"}, "feed", "day", "statistic", tag="Windows")
     async def other_day(
         self, request: web.Request, feed: str, window: str, day: date | None, statistic: str
     ) -> web.Response:
@@ -193,7 +190,7 @@ class Hexagons:
         then, other, reason = other_day(self._view, known, day)
         oldest, newest = self._view.span(feed) or (None, None)
         said = {
-            "timezone": zone_of(known),
+            "timezone": stated_by(known).period.timezone,
             "day": then.isoformat(),
             "other": other and other.summary(),
             "reason": reason,
@@ -210,7 +207,7 @@ class Hexagons:
 
     @get(
         "/hexagons", "listHexagons", {JSON: "HexagonList", GEOJSON: "HexagonFeatures"},
-        "feed", "window", "bbox", "resolution", "shape", tag="Hexagons", errors=(404,),
+        "feed", "window", "bbox", "resolution", "shape", tag="Hexagons",
     )  # fmt: skip
     async def hexagons(
         self, request: web.Request, feed: str, window: str | None, bbox: Box | None, resolution: int | None, shape: str
@@ -233,9 +230,10 @@ class Hexagons:
             if shape == "json":
                 sums = msgspec.json.encode(totals(list(compress(cells, wanted))))
                 return joined(summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies)
-            places = compress(places_of(cells), wanted)
             head = b'{"type":"FeatureCollection","map":' + map_of_feed + b',"features":['
-            return joined(head, map(_feature_of, places, bodies))
+            # One by one, because all bodies of a window as objects would take many times its bytes.
+            placed = zip(compress(places_of(cells), wanted), map(msgspec.json.decode, bodies), strict=True)
+            return joined(head, (msgspec.json.encode(feature(place, body)) for place, body in placed))
 
         kind = JSON if shape == "json" else GEOJSON
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
@@ -254,10 +252,7 @@ class Hexagons:
 
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
-    @files(
-        "/windows/{window}/download", "download", "A complete window as {}", FILES, "feed",
-        errors=(404, 409),
-    )  # fmt: skip
+    @files("/windows/{window}/download", "download", "A complete window as {}", FILES, "feed", errors=(409,))
     async def download(self, request: web.Request, feed: str, window: str, suffix: str) -> web.Response:
         """A complete window as a file."""
         known = complete_window(self._view, window, feed)
@@ -269,7 +264,7 @@ class Hexagons:
 
     @files(
         "/download", "downloadRange", "Every complete window of a range of time as one {}, oldest first", FILES,
-        "from", "to", "feed", errors=(404, 413),
+        "from", "to", "feed",
     )  # fmt: skip
     async def download_range(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
         """The cells of every complete window that begins in [first, last), oldest first."""
@@ -288,22 +283,13 @@ def joined(head: bytes, values: Iterable[bytes]) -> bytes:
     return head + b",".join(values) + b"]}"
 
 
-def _feature_of(place: Place, body: bytes) -> bytes:
-    """One by one, because all bodies of a window as objects would take many times its bytes."""
-    return msgspec.json.encode(feature(place, msgspec.json.decode(body)))
-
-
 def _wanted(place: Cell, box: Box | None, resolution: int | None) -> bool:
     if resolution is not None and h3.get_resolution(place.cell) != resolution:
         return False
     if box is None:
         return True
-    return within(box, *centre_of(place.cell, place.excludes))
-
-
-def within(box: Box, lat: float, lng: float) -> bool:
-    """Whether a place lies in the box, which lies across 180 degrees if its west is greater than its east."""
-    west, south, east, north = box
+    lat, lng = centre_of(place.cell, place.excludes)
+    west, south, east, north = box  # across 180 degrees if its west is greater than its east
     across = lng >= west or lng <= east if west > east else west <= lng <= east
     return bool(across and south <= lat <= north)
 

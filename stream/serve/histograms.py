@@ -36,10 +36,7 @@ class Histograms:
         make = partial(joined, b'{"windows":[', listed)
         return await self._turns.answer(self._selections, request, key, make, JSON)
 
-    @get(
-        "/heat", "getHeat", {GEOJSON: "HeatFeatures"}, "feed", "window", "mechanism",
-        tag="Histograms", errors=(404,),
-    )  # fmt: skip
+    @get("/heat", "getHeat", {GEOJSON: "HeatFeatures"}, "feed", "window", "mechanism", tag="Histograms")
     async def heat(self, request: web.Request, feed: str, window: str | None, mechanism: str | None) -> web.Response:
         """A spatial histogram as boxes on the map, with numbers, intervals and densities."""
         known = known_window(self._view, window, feed)
@@ -55,7 +52,7 @@ class Histograms:
 
     @get(
         "/histograms/{window}/count", "countRange", {JSON: "RangeCount"},
-        "feed", "range", "mechanism", tag="Histograms", errors=(404,),
+        "feed", "range", "mechanism", tag="Histograms",
     )  # fmt: skip
     async def count(
         self, request: web.Request, feed: str, window: str, bbox: Box, mechanism: str | None
@@ -73,10 +70,7 @@ class Histograms:
         except RangeError as error:
             raise Problem(400, error.message, error.remedy) from None
 
-    @get(
-        "/histograms/{window}/{mechanism}", "getHistogram", {JSON: "SpatialHistogram"},
-        "feed", tag="Histograms", errors=(404,),
-    )  # fmt: skip
+    @get("/histograms/{window}/{mechanism}", "getHistogram", {JSON: "SpatialHistogram"}, "feed", tag="Histograms")
     async def release(self, request: web.Request, feed: str, window: str, mechanism: str) -> web.Response:
         """A spatial histogram as released."""
         known = known_window(self._view, window, feed)

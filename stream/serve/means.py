@@ -24,7 +24,7 @@ from stream.serve.city.combining import combined, inside
 from stream.serve.hexagons import MAX_WAITING, begun_in, bounded, known_area
 from stream.serve.operations import get
 from stream.serve.responses import JSON, MOST_WAITING, Answers, Problem, Turns, key_of
-from stream.serve.window_store import CloseMarker, View, WindowView, bounds_of, local_start, marker_of
+from stream.serve.window_store import CloseMarker, View, WindowView, local_start, stated_by
 
 DAY_KINDS: dict[str, frozenset[int]] = {
     "workday": frozenset(range(5)),
@@ -54,7 +54,7 @@ class Means:
 
     @get(
         "/means", "listMeans", {JSON: "MeanList"},
-        "feed", "from", "to", "days", "hours", "area", "in_ring", tag="Hexagons", errors=(404, 413),
+        "feed", "from", "to", "days", "hours", "area", "in_ring", tag="Hexagons",
     )  # fmt: skip
     async def answer(
         self, request: web.Request, area: str | None, ring: list[Position] | None, **asked: Any
@@ -73,16 +73,14 @@ class Means:
         key = key_of("means", [window.tag for window in windows], of, area, ring)
         return await self._turns.answer(self._answers, request, key, make, JSON)
 
-    @get("/series/newest", "scrapeSeries", {TEXT: None}, "feed", "names", tag="Series", errors=(404,))
+    @get("/series/newest", "scrapeSeries", {TEXT: None}, "feed", "names", tag="Series")
     async def newest(self, request: web.Request, feed: str, names: list[str] | None) -> web.Response:
         """The same of the newest complete window, in the text format of Prometheus."""
         named, window = self._named(names), self._view.find(None, feed)
         key = key_of("newest series", feed, names, None if window is None else window.tag)
         return await self._newest.answer(self._answers, request, key, lambda: _text(feed, named, window), TEXT)
 
-    @get(
-        "/series", "listSeries", {JSON: "SeriesList"}, "feed", "from", "to", "names", tag="Series", errors=(404, 413),
-    )  # fmt: skip
+    @get("/series", "listSeries", {JSON: "SeriesList"}, "feed", "from", "to", "names", tag="Series")
     async def rows(self, request: web.Request, names: list[str] | None, **asked: Any) -> web.Response:
         """Leading means of areas, routes and cells in the windows of a range, a row for each."""
         named, of = self._named(names), Range(**asked)
@@ -127,8 +125,7 @@ class Range(NamedTuple):
 
 def chosen(view: View, of: Range) -> tuple[list[WindowView], Clipping]:
     """The complete windows to put together, and the bounds of their values; 404 without any, 413 for too many."""
-    windows = begun_in(view, of.feed, of.first, of.last)
-    marked = [(window, marker) for window in windows if (marker := marker_of(window)) is not None]
+    marked = [(window, stated_by(window)) for window in begun_in(view, of.feed, of.first, of.last)]
     alike = [one for one in marked if _is_asked(*one, of) and _settings(one[1]) == _settings(marked[0][1])]
     return bounded(of.feed, [window for window, _ in alike]), alike[0][1].clipping
 
@@ -189,7 +186,7 @@ class Named(NamedTuple):
 
 def _rows(named: Sequence[Named], window: WindowView) -> list[dict[str, Any]]:
     """The rows of each name that has an estimate."""
-    cells, within, rows = cells_of(window.in_order()), bounds_of(window), []
+    cells, within, rows = cells_of(window.in_order()), stated_by(window).clipping, []
     for one in named:
         if estimate := combined(one.of(cells), within)["estimate"]:
             low, high = estimate["interval"]

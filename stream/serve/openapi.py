@@ -50,9 +50,6 @@ _MESSAGES = {"HexagonSpeed": HEXAGON_SPEED, "SpatialHistogram": SPATIAL_HISTOGRA
 
 def document(operations: Sequence[Operation]) -> Schema:
     """The document as data that JSON can hold."""
-    paths: Schema = {}
-    for operation in operations:
-        paths[operation.path] = {"get": _operation(operation)}
     return {
         "openapi": "3.1.1",
         "info": {
@@ -66,7 +63,7 @@ def document(operations: Sequence[Operation]) -> Schema:
         },
         "servers": [{"url": "/", "description": "The service that told this document."}],
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
-        "paths": paths,
+        "paths": {operation.path: {"get": _operation(operation)} for operation in operations},
         "components": {"schemas": schemas()},
     }
 
@@ -88,7 +85,8 @@ def _operation(operation: Operation) -> Schema:
             },
         }
         responses["304"] = {"description": "Nothing changed since the ETag that If-None-Match names."}
-    for status in sorted({400, 503, *operation.errors}):
+    refused = (status for parameter in operation.parameters for status in parameter.errors)
+    for status in sorted({400, 503, *operation.errors, *refused}):
         responses[str(status)] = {
             "description": _ERRORS[str(status)],
             "content": {PROBLEM: {"schema": _ref("Problem")}},

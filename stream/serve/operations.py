@@ -20,7 +20,7 @@ BASE = "/api/v1"
 class Operation:
     """GET (and HEAD) of one path. ``content``: media type -> name of a schema of the document, None for bytes.
 
-    ``errors``: besides 400 and 503, which every path may answer.
+    ``errors``: besides 400 and 503, which every path may answer, and those of its parameters.
     """
 
     path: str
@@ -60,7 +60,7 @@ def get(
 
 
 def files(
-    path: str, name: str, summary: str, formats: Mapping[str, str], *parameters: str, errors: tuple[int, ...]
+    path: str, name: str, summary: str, formats: Mapping[str, str], *parameters: str, errors: tuple[int, ...] = ()
 ) -> Callable[[Method], Method]:
     """Declares a path for each format of a file, which the method gets as ``suffix``."""
 

@@ -172,6 +172,8 @@ class Parameter:
     """Name of the argument of the handler."""
     where: str = "query"
     required: bool = False
+    errors: tuple[int, ...] = ()
+    """How paths with it answer where what it names is not there, or is too much."""
 
 
 def read_all(request: web.Request, parameters: Sequence[Parameter]) -> dict[str, Any]:
@@ -249,8 +251,8 @@ def described(path: str, name: str) -> Parameter:
     else:
         read = matching(schema["pattern"], said["what"]) if "what" in said else str
     required = where == "path" or said.get("required", False)
-    argument = said.get("argument", name)
-    return Parameter(said.get("name", name), said[where], schema, said["example"], read, argument, where, required)
+    shown, argument, errors = said.get("name", name), said.get("argument", name), tuple(said.get("errors", ()))
+    return Parameter(shown, said[where], schema, said["example"], read, argument, where, required, errors)
 
 
 def limit(default: int, high: int) -> Parameter:

@@ -20,14 +20,14 @@ from stream.messages.cells import cells_of
 from stream.messages.tables import TO_AVERAGE, Row, flatten, write_lines
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, inside
-from stream.serve.city.places import check_name, explained, read_bytes, read_places
+from stream.serve.city.places import check_name, opened, read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import Ways
 from stream.serve.differences import from_schedule
 from stream.serve.hexagons import complete_window, known_area, known_window
 from stream.serve.operations import Method, get
 from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, Answers, Turns, attached, key_of
-from stream.serve.window_store import View, WindowView, bounds_of, value_of
+from stream.serve.window_store import View, WindowView, stated_by
 
 LARGEST = 32 << 20
 """Bytes of the file."""
@@ -47,8 +47,8 @@ def read_streets(path: Path | None) -> Streets:
     """Lines, points and names of the file; without one there are none. Raises :class:`ConfigError`."""
     if path is None:
         return Streets()
-    with explained(path, "streets", "a GeoJSON FeatureCollection of lines or points"):
-        document = json.loads(read_bytes(path, "streets", LARGEST).decode("utf-8"))
+    with opened(path, "streets", LARGEST, "a GeoJSON FeatureCollection of lines or points") as body:
+        document = json.loads(body.decode("utf-8"))
         features, points = [], 0
         for (where, shape), described in zip(shapes(document), document.get("features", [document]), strict=True):
             lines = lines_of(shape, where)
@@ -126,31 +126,26 @@ class City:
         body, key = self._facts[fact]
         return await self._answers.ready(request, body, _FACTS[fact][1], key)
 
-    @get(
-        "/windows/{window}/scheduled", "getScheduledSpeeds", {JSON: "ScheduledSpeeds"}, "feed",
-        tag="Places", errors=(404,),
-    )  # fmt: skip
+    @get("/windows/{window}/scheduled", "getScheduledSpeeds", {JSON: "ScheduledSpeeds"}, "feed", tag="Places")
     async def scheduled_in(self, request: web.Request, feed: str, window: str) -> web.Response:
         """Scheduled speeds of the released cells of one window, in its hours."""
         known = known_window(self._view, window, feed)
         key, service, values = key_of("scheduled", known.tag), self._service, known.in_order()
-        said, is_timed = known.stated, feed == self._feed and value_of(known) == SPEED
+        said, stated = known.stated, stated_by(known)
+        is_timed = feed == self._feed and stated.value == SPEED
 
         def make() -> bytes:
             hours = hours_of(known.start, known.end, self._zone)
             cells = cells_of(values if is_timed else [])
             speeds = service.speeds(hours, ((cell.cell, cell.excludes) for cell in cells))
-            judged = from_schedule(cells, {row["cell"]: row["value"] for row in speeds}, bounds_of(known).upper)
+            judged = from_schedule(cells, {row["cell"]: row["value"] for row in speeds}, stated.clipping.upper)
             for row in speeds:
                 row["error"], row["clear"] = judged.get(row["cell"], (None, False))
             return msgspec.json.encode(said | {"cells": speeds})
 
         return await self._scheduled_turns.answer(self._answers, request, key, make, JSON)
 
-    @get(
-        "/areas/{name}", "getArea", {JSON: "AreaStatistics"}, "feed", "window",
-        tag="Areas", errors=(404,),
-    )  # fmt: skip
+    @get("/areas/{name}", "getArea", {JSON: "AreaStatistics"}, "feed", "window", tag="Areas")
     async def area(self, request: web.Request, name: str, feed: str, window: str | None) -> web.Response:
         """Released statistics of the cells of an area in one window, together."""
         area = known_area(self.by_name, name)
@@ -160,10 +155,7 @@ class City:
         # A restart may bring other areas, so the answer is not immutable even for a complete window.
         return await self._turns.answer(answers, request, key, make, JSON)
 
-    @get(
-        "/windows/{window}/areas.csv", "downloadAreas", {CSV: None}, "feed",
-        tag="Downloads", errors=(404, 409),
-    )  # fmt: skip
+    @get("/windows/{window}/areas.csv", "downloadAreas", {CSV: None}, "feed", tag="Downloads", errors=(409,))
     async def areas_file(self, request: web.Request, feed: str, window: str) -> web.Response:
         """Every named area in a complete window as csv: sums and means of its cells, with their errors."""
         known = complete_window(self._view, window, feed)
@@ -171,10 +163,7 @@ class City:
         key, headers = key_of("areas file", known.tag), attached("-areas.csv", feed, window)
         return await self._turns.answer(self._answers, request, key, make, CSV, headers)
 
-    @get(
-        "/area", "measureArea", {JSON: "DrawnAreaStatistics"}, "ring", "feed", "window",
-        tag="Areas", errors=(404,),
-    )  # fmt: skip
+    @get("/area", "measureArea", {JSON: "DrawnAreaStatistics"}, "ring", "feed", "window", tag="Areas")
     async def drawn_area(
         self, request: web.Request, ring: list[Position], feed: str, window: str | None
     ) -> web.Response:
@@ -188,7 +177,7 @@ class City:
 def _statistics(area: Area, window: WindowView, values: list[bytes], said: dict[str, Any]) -> bytes:
     belonging = inside(area, cells_of(values))
     held = {"hexagons": [cell.cell for cell in belonging], "geometry": area.geometry()}
-    return msgspec.json.encode(said | combined(belonging, bounds_of(window)) | held)
+    return msgspec.json.encode(said | combined(belonging, stated_by(window).clipping) | held)
 
 
 _ENDS = ("", "_low", "_high")
@@ -202,7 +191,7 @@ AREA_COLUMNS = (
 
 
 def _areas_csv(areas: Iterable[Area], values: list[bytes], window: WindowView) -> bytes:
-    cells, within, rows = cells_of(values), bounds_of(window), []
+    cells, within, rows = cells_of(values), stated_by(window).clipping, []
     for area in areas:
         row: Row = {"feed": window.feed, "window_start": window.start, "window_end": window.end}
         row |= {"area": area.name, "kind": area.kind}

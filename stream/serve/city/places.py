@@ -21,8 +21,12 @@ LONGEST_NAME = 256
 """Characters of a name of a stop, route or area."""
 
 
-def read_bytes(path: Path, key: str, largest: int) -> bytes:
-    """The bytes of the file that the key ``public.<key>`` names. Raises :class:`ConfigError`."""
+@contextmanager
+def opened(path: Path, key: str, largest: int, remedy: str) -> Iterator[bytes]:
+    """The bytes of the file that the key ``public.<key>`` names.
+
+    Raises :class:`ConfigError`, also where what is made of them raises :class:`ValueError`.
+    """
     try:
         with path.open("rb") as file:
             body = file.read(largest + 1)
@@ -30,14 +34,8 @@ def read_bytes(path: Path, key: str, largest: int) -> bytes:
         raise ConfigError(f"public.{key} {path}: {error.strerror or error}; name a readable file") from None
     if len(body) > largest:
         raise ConfigError(f"public.{key} {path} has more than {largest} bytes; leave out what the map need not show")
-    return body
-
-
-@contextmanager
-def explained(path: Path, key: str, remedy: str) -> Iterator[None]:
-    """Tells what is wrong in the file that the key ``public.<key>`` names. Raises :class:`ConfigError`."""
     try:
-        yield
+        yield body
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise ConfigError(f"public.{key} {path} is no file of {key}: {error}; write {remedy}") from None
 
@@ -170,8 +168,7 @@ def read_places(path: Path | None) -> Places:
     """The places of the file that ``public.places`` names; none without one. Raises :class:`ConfigError`."""
     if path is None:
         return Places(None, [])
-    body = read_bytes(path, "places", LARGEST)
-    with explained(path, "places", "one with 'hexveil gtfs FILE.zip --out places.json'"):
+    with opened(path, "places", LARGEST, "one with 'hexveil gtfs FILE.zip --out places.json'") as body:
         file = _PLACES.decode(body)
         _check_cells(file)
         for stop in file.stops:

@@ -87,7 +87,7 @@ class Features:
         links = [_link(f"{here}{ROOT}/collections", "self", JSON, "This list")]
         return await self._told(request, {"links": links, "collections": listed})
 
-    @_get("/collections/{collection}", "getCollection", {JSON: "Collection"}, "form", errors=(404,))
+    @_get("/collections/{collection}", "getCollection", {JSON: "Collection"}, "form")
     async def collection(self, request: web.Request, collection: str, form: str) -> web.Response:
         """One collection."""
         feed, kind = self._known(collection)
@@ -95,7 +95,7 @@ class Features:
 
     @_get(
         "/collections/{collection}/items", "listFeatures", {GEOJSON: "FeaturePage"},
-        p.page(1000, MOST_FEATURES), "bounds", "interval", "after_item", "form", errors=(404,),
+        p.page(1000, MOST_FEATURES), "bounds", "interval", "after_item", "form",
     )  # fmt: skip
     async def items(
         self,
@@ -127,10 +127,7 @@ class Features:
         key = key_of("items", self._view.generation, here, str(asked))
         return await self._turns.answer(self._answers, request, key, make, GEOJSON)
 
-    @_get(
-        "/collections/{collection}/items/{item}", "getFeature", {GEOJSON: "LinkedFeature"},
-        "form", errors=(404,),
-    )  # fmt: skip
+    @_get("/collections/{collection}/items/{item}", "getFeature", {GEOJSON: "LinkedFeature"}, "form")
     async def item(self, request: web.Request, collection: str, item: tuple[str, str], form: str) -> web.Response:
         """One hexagon of one window."""
         feed, kind = self._known(collection)

@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ from aiohttp.test_utils import TestClient, TestServer
 from stream.config import Config, ConfigError, load_config
 from stream.config.alerts import AlertRule, WebhookConfig
 from stream.local import REPO_ROOT
+from stream.messages.message import Message
 from stream.serve.alerts import watching as delivering
 from stream.serve.alerts.rules import Alert, Judged, Usual, alerts
-from stream.serve.alerts.watching import WAITING, Alerts, Delivery, Webhook
+from stream.serve.alerts.watching import WAITING, Alerts, Webhook
 from stream.serve.api import SERVICE
 from stream.serve.metrics import PublicMetrics
 from stream.serve.window_store import View, WindowView
 from tests.stream.serve.city import BUSY, JAM, STEADY, USUAL_DAY, Cell, city_config, window
+from tests.stream.serve.made_windows import completed
 from tests.stream.serve.serving import append, json_of, served, serving_file
 from tests.support.builders import riders_config
 from tests.support.environment import write_secret
@@ -39,8 +42,6 @@ from tests.support.feeding import until_true
 SECRET = "5" * 64
 BELOW = {"name": "jam", "below": 18.0, "windows": 2, "false_alarms_per_day": 1.0}
 SLOWER = {"name": "slow", "slower_percent": 25.0, "false_alarms_per_day": 1.0}
-UNSURE = 22.0
-"""A noisy count with which a mean of 10 km/h is below 30 km/h but for a probability of 0.7 %."""
 ALERTS = "/api/v1/alerts"
 DAY = 24
 """Hours."""
@@ -69,11 +70,8 @@ class Receiver:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
-        await self.server.start_server()
-        try:
+        async with self.server:
             yield str(self.server.make_url("/alerts"))
-        finally:
-            await self.server.close()
 
 
 @pytest.fixture(autouse=True)
@@ -139,12 +137,15 @@ async def test_a_new_alert_reaches_list_stream_metric_and_a_receiver_that_misbeh
         assert len(receiver.requests) == sent, "a restart tells nothing again"
 
 
+def days_of(config: Config) -> list[list[Message]]:
+    """The same hour of three usual days and of one with a jam."""
+    return [window(config, day * DAY, city) for day, city in enumerate([USUAL_DAY, USUAL_DAY, USUAL_DAY, JAM])]
+
+
 async def test_a_rule_against_usual_names_what_is_slower_by_more_than_noise_explains(tmp_path):
     elsewhere = {"name": "elsewhere", "slower_km_h": 3.0, "false_alarms_per_day": 1.0, "cells": [STEADY]}
     config = config_with(tmp_path, SLOWER, elsewhere)
-    days = [USUAL_DAY, USUAL_DAY, USUAL_DAY, JAM]
-    messages = [message for day, city in enumerate(days) for message in window(config, day * DAY, city)]
-    async with served(config, messages) as client:
+    async with served(config, chain(*days_of(config))) as client:
         answer = await json_of(client, ALERTS)
         (named,) = answer["alerts"]
         assert (named["rule"], named["cell"]) == ("slow", BUSY)
@@ -160,17 +161,18 @@ def number_of(raw: float, scale: float) -> dict[str, Any]:
     return {"value": raw, "raw": raw, "scale": scale, "interval": [raw - scale, raw + scale], "unit": "km/h"}
 
 
-def ratio_window(raw: float, count: float, **more: Any) -> WindowView:
-    """A window under "participation" of one cell of which a mean and a noisy count of scale 2 were released."""
-    body = {"cell": BUSY, "status": "published", "mean": number_of(raw, 0.1), "users": number_of(count, 2.0)} | more
-    marker = {"relation": "participation", "clipping": {"lower": 0.0, "upper": 100.0}, "period": {"timezone": "UTC"}}
+def released_mean(raw: float, count: float, relation: str = "participation", scale: float = 0.1) -> WindowView:
+    """A window of one cell, of whose mean the noise has this ``scale``; that of a count under participation has 2."""
+    users = number_of(count, 2.0) if relation == "participation" else round(count)
+    body = {"cell": BUSY, "status": "published", "mean": number_of(raw, scale), "users": users}
+    marker = {"relation": relation, "clipping": {"lower": 0.0, "upper": 100.0}, "period": {"timezone": "UTC"}}
     made = WindowView("riders", "2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z", complete=True)
-    made.cells, made.marker = {BUSY: json.dumps(body).encode()}, json.dumps(marker | more.get("marker", {})).encode()
+    made.cells, made.marker = {BUSY: json.dumps(body).encode()}, json.dumps(marker).encode()
     return made
 
 
-def judged(raw: float = 10.0, count: float = 400.0, **more: Any) -> Judged:
-    return Judged(ratio_window(raw, count, **more), ())
+def judged(raw: float = 10.0, count: float = 400.0, *under: Any) -> Judged:
+    return Judged(released_mean(raw, count, *under), ())
 
 
 def named_by(rule: AlertRule, *windows: Judged) -> list[Alert]:
@@ -192,11 +194,9 @@ def test_under_participation_the_noisy_count_decides_how_sure_a_mean_is(raw, cou
 @pytest.mark.parametrize("raw", [2.0, 12.0, 27.0, 29.9, 31.0, 60.0])
 def test_to_be_above_a_limit_is_to_be_below_it_of_what_is_turned_around(raw, relation):
     """The range is [0, 100]; of 2 and 12 both relations are sure."""
-    of = {"users": 400, "mean": number_of(raw, 1.0)} if relation == "values" else {}
-    turned = of | {"mean": number_of(100.0 - raw, 1.0)} if of else {}
-    marker = {"marker": {"relation": relation}}
     above = AlertRule(name="high", above=70.0, false_alarms_per_day=0.01)
-    low, high = judged(raw, **of, **marker), judged(100.0 - raw, **turned, **marker)
+    under = (relation, 1.0 if relation == "values" else 0.1)
+    low, high = judged(raw, 400.0, *under), judged(100.0 - raw, 400.0, *under)
     is_low, is_high = bool(named_by(ONCE, low)), bool(named_by(above, high))
     assert is_low == is_high
     assert is_low or raw > 12.0
@@ -205,21 +205,25 @@ def test_to_be_above_a_limit_is_to_be_below_it_of_what_is_turned_around(raw, rel
 
 def test_a_rule_needs_all_its_windows_and_is_new_once():
     low, high = judged(), judged(50.0)
-    said = {
-        "one": [low],
-        "broken": [low, high, low],
-        "begun": [low, low, high],
-        "first": [low, low],
-        "going on": [low, low, low],
-    }
-    new = {name: [alert.new for alert in named_by(TWICE, *windows)] for name, windows in said.items()}
-    assert new == {"one": [], "broken": [], "begun": [True], "first": [True], "going on": [False]}
+    said: list[tuple[list[Judged], list[bool]]] = [
+        ([low], []),
+        ([low, high, low], []),
+        ([low, low, high], [True]),
+        ([low, low], [True]),
+        ([low, low, low], [False]),
+    ]
+    for windows, new in said:
+        assert [alert.new for alert in named_by(TWICE, *windows)] == new
+
+
+def test_under_values_a_rule_knows_the_scale_of_the_noise():
+    """At a scale of 2.82 km/h, 10 km/h are below 30 km/h but for a probability as the rule allows."""
+    assert [len(named_by(ONCE, judged(10.0, 400.0, "values", scale))) for scale in (2.7, 2.9)] == [1, 0]
 
 
 def test_each_of_a_rules_windows_is_sure_on_its_own():
-    """The second window alone would be a mistake with a probability of 0.7 %, which a certain one beside it does not
-    excuse."""
-    sure, unsure = judged(), judged(count=UNSURE)
+    """A mean of 10 km/h of 22 noisy events is below 30 km/h but for 0.7 %, which a certain window does not excuse."""
+    sure, unsure = judged(), judged(count=22.0)
     assert named_by(ONCE, sure)
     assert named_by(TWICE, sure, unsure) == named_by(TWICE, unsure, sure) == []
 
@@ -233,7 +237,7 @@ def merged(window: WindowView, start: str, *excludes: str) -> WindowView:
 
 
 def test_a_rule_holds_in_consecutive_windows_of_the_same_area_only():
-    window = ratio_window(10.0, 400.0)
+    window = released_mean(10.0, 400.0)
     now, same = (Judged(merged(window, f"2017-03-21T{hour}:00:00Z", STEADY), ()) for hour in (12, 11))
     whole = Judged(merged(window, "2017-03-21T11:00:00Z"), ())
     assert [alert.cell for alert in named_by(TWICE, now, same)] == [BUSY]
@@ -244,15 +248,7 @@ def test_a_rule_holds_in_consecutive_windows_of_the_same_area_only():
 def test_a_rule_against_usual_compares_a_rest_with_the_same_rest_only(tmp_path, excludes):
     config = city_config(tmp_path)
     rule = AlertRule(**SLOWER)
-    cities = [USUAL_DAY, USUAL_DAY, USUAL_DAY, JAM]
-    views = [
-        WindowView("bus", f"2017-03-2{day}T12:00:00Z", f"2017-03-2{day}T13:00:00Z", complete=True) for day in range(4)
-    ]
-    for day, (made, city) in enumerate(zip(views, cities, strict=True)):
-        *cells, marker = window(config, day * DAY, city)
-        made.cells = {str(json.loads(cell.value)["cell"]): cell.value for cell in cells}
-        made.marker = marker.value
-    *earlier, now = views
+    now, *earlier = completed(View(), *days_of(config)).ordered()
     assert [alert.cell for alert in alerts(rule, [Judged(now, earlier)], Usual())] == [BUSY]
     earlier[0] = merged(earlier[0], earlier[0].start, *excludes)
     assert bool(alerts(rule, [Judged(now, earlier)], Usual())) == (not excludes), "two releases of an area are too few"
@@ -298,8 +294,7 @@ async def test_windows_that_nobody_judges_in_time_are_counted_and_a_service_that
                 WindowView("bus", "2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z")
             )
         assert metric(client, "windows_unjudged_total") == 3
-        health = await client.get("/healthz")
-        assert (health.status, "judging" in (await health.json())["status"]) == (503, True)
+        assert "judging" in (await json_of(client, "/healthz", 503))["status"]
 
 
 async def test_what_a_window_is_judged_with_is_put_together_once(tmp_path, monkeypatch):
@@ -334,7 +329,7 @@ async def test_the_queue_is_bounded_and_what_is_refused_or_cannot_be_made_is_not
         sender = Webhook(WebhookConfig(url=url, secret_file=tmp_path / "secret"), metrics)
         bodies: dict[int, Any] = {8: None}
         for number in range(WAITING + 5):
-            sender.offer(Delivery(str(number), bodies.get(number, b"{}")))
+            sender.offer(str(number), bodies.get(number, b"{}"))
         task = asyncio.create_task(sender.run())
         await until_true(lambda: (counted("delivered") or 0) >= WAITING - 3)
         task.cancel()

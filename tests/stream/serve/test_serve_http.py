@@ -6,8 +6,6 @@ import asyncio
 import gzip
 import json
 import logging
-import os
-import shutil
 import socket
 import string
 import subprocess
@@ -33,6 +31,7 @@ from tests.stream.serve.made_windows import START, windows_of, with_histograms
 from tests.stream.serve.serving import json_of, publish, released, served, serving
 from tests.support import hourly
 from tests.support.builders import bus_config
+from tests.support.nginx import listening, program_of, temporary_paths
 
 HEXAGONS = f"/api/v1/hexagons?window={START}"
 SITE, OTHER = "https://maps.example.org", "https://elsewhere.example.org"
@@ -40,7 +39,7 @@ SITE, OTHER = "https://maps.example.org", "https://elsewhere.example.org"
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
-    messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
+    messages, _ = with_histograms(tmp_path)
     async with served(bus_config(tmp_path, **{"public.cors_origins": [SITE]}), messages) as made:
         yield made
 
@@ -215,7 +214,7 @@ async def test_reading_joins_no_group_and_refused_bytes_are_counted(tmp_path):
             bad = [cells[0]._replace(value=value) for value in (b"rubbish", b"{}", cells[0].value[:-1])]
             bad += [cells[0]._replace(headers=headers) for headers in ((), (("ce_id", None),), (("ce_id", b"\xff"),))]
             bad[-1] = bad[-1]._replace(value=b"\xff")
-            (_, other) = windows_of(tmp_path, overrides, 2)
+            (_, other) = windows_of(tmp_path, 2, **overrides)
             await publish(broker.bootstrap, [*bad, *cells, *cells, marker, *other])
             while len((await json_of(client, "/api/v1/windows"))["windows"]) < 2:
                 await asyncio.sleep(0.02)
@@ -291,45 +290,37 @@ HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
 LENGTH, NONE, CHUNKED = b"Content-Length: %d" % len(HIDDEN), b"Content-Length: 0", b"Transfer-Encoding: chunked"
 LAST_CHUNK = b"0\r\n\r\n"
 IN_A_CHUNK = b"%x\r\n%s\r\n0\r\n\r\n" % (len(HIDDEN), HIDDEN)
+LENGTHS = (b": %d", b": %d, 0", b": +%d", b" : %d")
+CODINGS = (b": xchunked", b" : chunked", b":\x0bchunked", b": chunked, identity", b": identity, chunked")
+FOLDS = (b" ", b"X: y\n", b"X: y\r")
+ODD = (b"Transfer_Encoding: chunked", b"Connection: Content-Length", b"Expect: 100-continue", b"Upgrade: h2c")
+BESIDE = (NONE, *(b"Transfer-Encoding" + coding for coding in CODINGS), *(fold + CHUNKED for fold in FOLDS), *ODD)
+"""What is said beside the length of what is hidden."""
 HEADS = (
-    [LENGTH], [LENGTH, NONE], [NONE, LENGTH], [b"Content-Length: %d, 0" % len(HIDDEN)],
-    [b"Content-Length: +%d" % len(HIDDEN)],
-    [b"Content-Length : %d" % len(HIDDEN)], [CHUNKED], [CHUNKED, LENGTH], [CHUNKED, NONE], [b"Content-Length: 5",
-    CHUNKED],
-    [LENGTH, b"Transfer-Encoding : chunked"], [LENGTH, b"Transfer-Encoding: xchunked"], [LENGTH,
-    b"Transfer-Encoding:\x0bchunked"],
-    [LENGTH, b"Transfer-Encoding: chunked, identity"], [LENGTH, b"Transfer-Encoding: identity, chunked"], [LENGTH,
-    CHUNKED, b"Transfer-Encoding: x"],
-    [LENGTH, b" Transfer-Encoding: chunked"], [LENGTH, b"X: y\nTransfer-Encoding: chunked"], [LENGTH,
-    b"X: y\rTransfer-Encoding: chunked"],
-    [LENGTH, b"Transfer_Encoding: chunked"], [LENGTH, b"Connection: Content-Length"], [LENGTH, b"Expect: 100-continue"],
-    [LENGTH, b"Upgrade: h2c"],
-)  # fmt: skip
+    *([b"Content-Length" + length % len(HIDDEN)] for length in LENGTHS),
+    *([LENGTH, one] for one in BESIDE),
+    [NONE, LENGTH],
+    [CHUNKED],
+    [CHUNKED, LENGTH],
+    [CHUNKED, NONE],
+    [b"Content-Length: 5", CHUNKED],
+    [LENGTH, CHUNKED, b"Transfer-Encoding: x"],
+)
 BODIES = (HIDDEN, LAST_CHUNK + HIDDEN, IN_A_CHUNK, b"0;x=\n\r\n\r\n" + HIDDEN, b"0x0\r\n\r\n" + HIDDEN)
 
 
 @asynccontextmanager
 async def proxied(name: str, folder: Path, server: int) -> AsyncIterator[int]:
     """The port of the proxy before ``server``."""
-    program = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+    program = program_of(name)
     if program is None:
         pytest.skip(f"no {name} here (Debian: apt-get install {name})")
     port, file = free_port(), folder / f"{name}.conf"
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    temporary = " ".join(f"{kind}_temp_path {folder / kind};" for kind in kinds)
-    file.write_text({"nginx": NGINX, "haproxy": HAPROXY}[name].format(port=port, server=server, temporary=temporary))
+    text = {"nginx": NGINX, "haproxy": HAPROXY}[name]
+    file.write_text(text.format(port=port, server=server, temporary=temporary_paths(folder)))
     words = ["-p", folder, "-c", file] if name == "nginx" else ["-db", "-f", file]
-    process = await asyncio.create_subprocess_exec(program, *words, stderr=asyncio.subprocess.DEVNULL)
-    try:
-        for _ in range(600):
-            with suppress(OSError):
-                (await asyncio.open_connection(LOOPBACK, port))[1].close()
-                break
-            await asyncio.sleep(0.1)
+    async with listening(port, program, *words):
         yield port
-    finally:
-        process.terminate()
-        await process.wait()
 
 
 async def sent(port: int, data: bytes) -> bytes:

@@ -22,6 +22,7 @@ from stream.serve import sending
 from stream.serve.guards import problems
 from stream.serve.responses import JSON, Answers, Problem, Turns, key_of
 from stream.serve.sending import SEND_BUFFER, Sending, bound_every_answer, client_of
+from tests.stream.serve.serving import unreading
 from tests.support.feeding import until_true
 
 
@@ -66,44 +67,38 @@ async def refused(tasks: list[asyncio.Task[None]]) -> int:
     return len(problems)
 
 
-async def test_a_flood_fills_the_queue_alone_and_gives_way_to_whoever_comes_with_less():
-    turns, served = Turns("things", 8, 5), []
-    async with occupied(turns) as pass_on:
-        flood = [await asked(turns, FLOOD, served) for _ in range(50)]
-        assert sum(task.done() for task in flood) == 43, "seven wait behind the one at work"
-        honest = [await asked(turns, name, served) for name in (ANN, BOB, ANN)]
-        await pass_on()
-        assert await refused(honest) == 0
-        assert await refused(flood) == 46
-    assert served == [FLOOD, ANN, BOB, FLOOD, ANN, FLOOD, FLOOD], "and clients take turns"
+Crowd = tuple[int, list[str], list[str]]
+"""How many may have a turn or wait, the clients in the order in which they ask, and those that are served."""
 
 
-async def test_among_equals_the_queue_refuses_who_comes_last():
-    turns, served = Turns("things", 4, 5), []
-    async with occupied(turns) as pass_on:
-        tasks = [await asked(turns, name, served) for name in (ANN, BOB, CEM, DEE)]
-        assert tasks[3].done()
-        again = await asked(turns, ANN, served)
-        await pass_on()
-        assert await refused([*tasks, again]) == 2
-    assert served == [ANN, BOB, CEM]
+def of_one_network(address: str, most: int, *others: str) -> Crowd:
+    """Clients of one network fill the queue before ``others`` come, and one more of them afterwards."""
+    flood = [address.format(number) for number in range(1, most + 2)]
+    return most, [*flood[:-1], *others, flood[-1]], [*flood[: most - len(others) - 1], *others]
 
 
-@pytest.mark.parametrize(
-    ("flooding", "others"),
-    [("2001:db8:0:{}::1", ("2001:db8:1::1", "192.0.2.1")), ("192.0.2.{}", ("198.51.100.1", "2001:db8:1::1"))],
-)
-@pytest.mark.parametrize("most", [4, 16])
-async def test_among_equals_a_network_that_has_most_gives_way(flooding, others, most):
+CROWDS: dict[str, Crowd] = {
+    "a flood": (8, [FLOOD] * 50 + [ANN, BOB, ANN], [FLOOD, ANN, BOB, FLOOD, ANN, FLOOD, FLOOD]),
+    "equals": (4, [ANN, BOB, CEM, DEE, ANN], [ANN, BOB, CEM]),
+    "a few of IPv6": of_one_network("2001:db8:0:{}::1", 4, "2001:db8:1::1", "192.0.2.1"),
+    "many of IPv6": of_one_network("2001:db8:0:{}::1", 16, "2001:db8:1::1", "192.0.2.1"),
+    "a few of IPv4": of_one_network("192.0.2.{}", 4, "198.51.100.1", "2001:db8:1::1"),
+    "many of IPv4": of_one_network("192.0.2.{}", 16, "198.51.100.1", "2001:db8:1::1"),
+}
+
+
+@pytest.mark.parametrize(("most", "asking", "expected"), CROWDS.values(), ids=CROWDS)
+async def test_clients_take_turns_and_where_the_queue_is_full_who_or_whose_network_has_most_gives_way_at_once(
+    most, asking, expected
+):
     turns, served = Turns("things", most, 5), []
     async with occupied(turns) as pass_on:
-        flood = [await asked(turns, flooding.format(number), served) for number in range(1, most + 1)]
-        honest = [await asked(turns, name, served) for name in others]
-        again = await asked(turns, flooding.format(most + 1), served)
+        tasks = [await asked(turns, client, served) for client in asking]
+        await asyncio.sleep(0)
+        assert sum(task.done() for task in tasks) == len(asking) - len(expected)
         await pass_on()
-        assert await refused(honest) == 0
-        assert await refused([*flood, again]) == len(others) + 2
-    assert served == [flooding.format(number) for number in range(1, most - len(others))] + list(others)
+        assert await refused(tasks) == len(asking) - len(expected)
+    assert served == expected
 
 
 @pytest.mark.parametrize("something_else_is_made", [False, True])
@@ -275,14 +270,7 @@ class Large:
 async def unread(service: Large) -> AsyncIterator[TestServer]:
     """The service with clients that sent a request and read nothing."""
     async with TestServer(service.app()) as server:
-        clients = []
-        for _ in range(CLIENTS):
-            client = socket.socket()
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", server.port))
-            await asyncio.get_running_loop().sock_sendall(client, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            clients.append(client)
+        clients = [unreading(server.port, "/") for _ in range(CLIENTS)]
         try:
             await until_true(lambda: sum(one.get_write_buffer_size() > 0 for one in service.transports) == CLIENTS)
             yield server
