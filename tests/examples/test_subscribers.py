@@ -112,7 +112,7 @@ class Runs:
 
     def killed_after_a_message(self) -> None:
         """One more message is read, and of another one the effects are written and not committed."""
-        process = multiprocessing.get_context("fork").Process(target=self._die)
+        process = multiprocessing.get_context("fork").Process(target=self._die, daemon=True)  # one that waits for ever ends with pytest
         process.start()
         process.join(60)
         assert process.exitcode == KILLED
