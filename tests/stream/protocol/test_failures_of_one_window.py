@@ -163,8 +163,8 @@ async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_s
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-async def test_a_window_that_was_set_aside_is_never_released_once_a_later_one_is_planned(
-    relation, redis, redis_url, tmp_path, monkeypatch
+async def test_a_window_that_was_set_aside_is_due_once_it_is_retried_and_never_released_once_a_later_one_is_planned(
+    relation, redis, redis_url, tmp_path, monkeypatch, clock
 ):
     make = {"values": bus_config, "participation": riders_config}[relation]
     config = make(tmp_path, **{"feed.name": "bus", "redis.url": redis_url})
@@ -172,7 +172,16 @@ async def test_a_window_that_was_set_aside_is_never_released_once_a_later_one_is
     protocol = protocol_of(redis, config, Collected())
     planned = dataclasses.replace(protocol, publisher=Collected())
     await close_until(protocol, SLOT, "charge")
-    await protocol.store.set_aside(SLOT, "planted")
+    await RowStore(redis, "bus").advance_first_slot(SLOT, SLOT)
+    for reason in ("planted", "and again"):
+        await protocol.store.set_aside(SLOT, reason)
+        assert await protocol.store.reasons() == {SLOT: reason}
+        assert SLOT not in await due(config)
+        if reason == "planted":
+            assert await protocol.store.take_up(SLOT)
+            assert SLOT in await due(config)
+            assert not await protocol.store.take_up(SLOT), "it is set aside no more"
+    assert len(await rows_in(redis, "bus", SLOT)) == 60, "its rows are there still"
     with pytest.raises(OutOfTurnError, match="ledger retry"):
         await planned.commit(SLOT)
     await close_until(protocol, SLOT + HOUR, "plan")
@@ -268,7 +277,7 @@ async def test_an_epsilon_that_no_number_of_a_window_can_be_had_for_withholds_it
         ("participation", "draw", False),
     ],
 )
-async def test_only_what_public_counts_decide_is_told_the_next_windows_go_on_and_what_was_set_aside_can_be_retried(
+async def test_only_what_follows_from_public_counts_is_told_and_the_next_windows_go_on(
     relation, step, withheld, feed, redis, monkeypatch
 ):
     box = {"south": 30.17, "west": -97.75, "north": 30.48, "east": -97.66}
@@ -284,15 +293,10 @@ async def test_only_what_public_counts_decide_is_told_the_next_windows_go_on_and
     records = await read_all(config.kafka.bootstrap, config.feed.name)
     markers = [json.loads(r.value) for r in records if r.topic == WINDOW]
     assert [marker.get("withheld", False) for marker in markers] == ([True, False] if withheld else [False])
-    store = ReleaseStore.of(redis, config)
-    assert list(await store.reasons()) == ([] if withheld else [SLOT])
+    assert await ReleaseStore.of(redis, config).slots_set_aside() == (set() if withheld else {SLOT})
     monkeypatch.undo()
     Clock().rules(monkeypatch)
     assert SLOT not in await due(config), "a restart meets it again"
-    assert await store.take_up(SLOT) != withheld
-    assert (SLOT in await due(config)) != withheld
-    assert len(await rows_in(redis, config.feed.name, SLOT)) == (0 if withheld else 60), "its rows are there still"
-    assert not await store.take_up(SLOT), "it is set aside no more"
 
 
 async def test_a_window_over_which_the_closing_process_dies_three_times_is_set_aside(
