@@ -42,9 +42,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.arrays import FloatArray
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.errors import ParameterError
 from dpcore.laplace_posterior import tilted, tilted_quantile
 
@@ -184,7 +183,7 @@ class Calibration:
         return value, low, high
 
 
-def class_of(events: FloatArray) -> npt.NDArray[np.int64]:
+def class_of(events: FloatArray) -> IntArray:
     """Class of each number of events, (C,)."""
     return np.maximum(np.searchsorted(CLASSES, events, side="right") - 1, 0)
 

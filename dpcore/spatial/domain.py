@@ -11,11 +11,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import FloatArray
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.earth import EARTH_M
 from dpcore.errors import ParameterError
 
-IntGrid = npt.NDArray[np.int64]
+IntGrid = IntArray
 IndexGrid = npt.NDArray[np.int32]
 """Indices of cells and of parts, of which there are at most :data:`MAX_CELLS`: 32 bits take half of the memory."""
 
@@ -105,7 +105,7 @@ class Domain:
         north, east = self.offsets(latitude, longitude)
         return north * (self.rows / (self.north - self.south)), east * (self.columns / self.width)
 
-    def contains(self, latitude: FloatArray, longitude: FloatArray) -> npt.NDArray[np.bool_]:
+    def contains(self, latitude: FloatArray, longitude: FloatArray) -> BoolArray:
         """Which positions lie in the half-open box."""
         from_west, to_east = longitude >= self.west, longitude < self.east
         across = from_west | to_east if self.west > self.east else from_west & to_east

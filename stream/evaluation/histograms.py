@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import FloatArray
+from dpcore.arrays import BoolArray, FloatArray
 from dpcore.budget import from_micro
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, Rectangles
@@ -142,7 +142,7 @@ def _score(
     )
 
 
-def by_class(truth: FloatArray, hold: npt.NDArray[np.bool_]) -> dict[str, float]:
+def by_class(truth: FloatArray, hold: BoolArray) -> dict[str, float]:
     """Share of the ranges of each of :data:`CLASSES` whose interval holds their number."""
     shares = {}
     for least, following in pairwise((*CLASSES, np.inf)):

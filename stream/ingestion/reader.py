@@ -12,11 +12,11 @@ import numpy as np
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
-from numpy.typing import NDArray
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from dpcore.arrays import IntArray
 from stream.config import Config
 from stream.ingestion.bounded import BoundedConsumer, FeedRecord
 from stream.ingestion.decoding import ArrivalTimes, Batch, Decoder, Reason
@@ -311,8 +311,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         partition: TopicPartition,
         begin: int,
         batch: Batch,
-        offsets: NDArray[np.int64],
-        rising: NDArray[np.int64] | None,
+        offsets: IntArray,
+        rising: IntArray | None,
     ) -> bool:
         """Store the batch; False if reading must continue elsewhere. Events of one message are stored by one call."""
         last = batch.messages - 1

@@ -19,13 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from stream.sources.schedule import MOST_POINTS, ScheduleError, opened, point_of, table_rows
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 
 class Times(NamedTuple):

@@ -13,9 +13,8 @@ from typing import Any
 
 import h3
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.arrays import FloatArray, IntArray
+from dpcore.arrays import FloatArray, IdArray, IntArray
 from dpcore.modelled_percentiles import percentiles, shrunken_variances
 from dpcore.occupancy import NoisyCounts, Occupancy, Users, users_in
 from dpcore.relation import NeighbouringRelation
@@ -53,7 +52,7 @@ class ObservedMeans:
 
 def observed_means(
     bodies: Sequence[dict[str, Any]],
-    known: tuple[npt.NDArray[np.uint64], Occupancy] | None,
+    known: tuple[IdArray, Occupancy] | None,
     level: float,
     upper: float,
     area: dict[str, Any] | None = None,
@@ -88,7 +87,7 @@ def observed_means(
 
 def _of_expected_users(
     bodies: Sequence[dict[str, Any]],
-    at: tuple[npt.NDArray[np.uint64], FloatArray],
+    at: tuple[IdArray, FloatArray],
     now: NoisyCounts,
     past: Occupancy | None,
     level: float,

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.allocation import Allocation, Sensitivities, allocate, stack, uniform_allocation
-from dpcore.arrays import FloatArray, IntArray
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.cdf import ONE_SIDED
 from dpcore.contributions import Counts
 from dpcore.errors import BudgetError
@@ -291,7 +290,7 @@ LEAST = 1000
 """µε that a rolling grant has for each cell of a user who takes part; with less they would inflate the noise of all."""
 
 
-def _granted(counts: Counts, due: Due, left: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+def _granted(counts: Counts, due: Due, left: IntArray) -> tuple[IntArray, BoolArray]:
     """(What each user may lose in the window, at least 1; whether they take part), (L,) each."""
     privacy = due.terms.privacy
     if not privacy.rolling:
