@@ -5,7 +5,7 @@ from west to east; a generic x/y box reads south/north as x and west/east as y.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -162,20 +162,13 @@ class Domain:
 
     def to_release(self) -> dict[str, Any]:
         """The domain as JSON."""
-        return {
-            "south": self.south,
-            "west": self.west,
-            "north": self.north,
-            "east": self.east,
-            "rows": self.rows,
-            "columns": self.columns,
-        }
+        return asdict(self)
 
     @classmethod
     def from_release(cls, document: dict[str, Any]) -> Self:
         """The domain of a release; raises :class:`DomainError` as the constructor does."""
         try:
-            return cls(**{key: document[key] for key in ("south", "west", "north", "east", "rows", "columns")})
+            return cls(**{each.name: document[each.name] for each in fields(cls)})
         except KeyError as missing:
             raise DomainError(f"domain without {missing}; give south, west, north, east, rows and columns") from None
 

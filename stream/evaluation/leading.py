@@ -152,11 +152,6 @@ class Leading:
         total = self.events[released].sum()
         return float(self.events[released & self.covers].sum() / total) if total else 0.0
 
-    def cells_covered(self) -> float:
-        """The same with every released cell counted alike; 0 if none is released."""
-        released = np.isfinite(self.reach)
-        return float(self.covers[released].mean()) if released.any() else 0.0
-
 
 @dataclass(frozen=True)
 class TrialOutcome:
