@@ -116,10 +116,6 @@ def apart(events: FloatArray, quiet: float, upper: float, left: FloatArray | flo
     return np.asarray(upper**2 * np.minimum(quiet**2 / share**5, APART_MOST**2) * np.sqrt(left))
 
 
-def _no_evidence() -> FloatArray:
-    return np.zeros((len(CLASSES), len(FACTORS)))
-
-
 @dataclass(frozen=True)
 class Calibration:
     """What releases said about the model so far. ``evidence``: (classes, factors), natural logarithms up to a constant
@@ -127,7 +123,7 @@ class Calibration:
     another shape, and for what is not finite.
     """
 
-    evidence: FloatArray = field(default_factory=_no_evidence)
+    evidence: FloatArray = field(default_factory=lambda: np.zeros((len(CLASSES), len(FACTORS))))
     usual: float = USUAL
 
     def __post_init__(self) -> None:

@@ -78,8 +78,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         """For partitions not yet read to their end: an offset at which each ended, and when (µs UTC)."""
         window = config.window
         self._by_append_time = window.lateness == "append-time"
-        self._delay_us = window.allowed_delay // timedelta(microseconds=1)
-        self._deadline = functools.lru_cache(maxsize=4096)(self._deadline_of)
+        delay_us = window.allowed_delay // timedelta(microseconds=1)
+        self._deadline = functools.lru_cache(4096)(lambda slot: config.slotting.window(slot).end * 1_000_000 + delay_us)
         self.assigned = asyncio.Event()
         """Set once this worker was assigned partitions."""
         self.topic_exists = True
@@ -240,9 +240,6 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
                 self._read_again(partition, behind[entry.partition])
             else:
                 self._stored[partition] = self._position[partition] = entry.position
-
-    def _deadline_of(self, slot: int) -> int:
-        return self._config.slotting.window(slot).end * 1_000_000 + self._delay_us
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
         assert self.bounded is not None

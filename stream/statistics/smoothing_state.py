@@ -241,16 +241,12 @@ def _state(memory: Memory) -> SmoothingState:
         np.frombuffer(memory.profile, "<f8"),
         np.frombuffer(memory.profile_variance, "<f8"),
         memory.hours,
-        _calibration(memory.calibration),
+        Calibration(np.frombuffer(memory.calibration, "<f8").reshape(len(CLASSES), -1)),
     )
 
 
 def _occupancy(memory: Memory) -> Occupancy:
     return Occupancy(np.frombuffer(memory.counted, "<f8"), *memory.counted_sums)
-
-
-def _calibration(stored: bytes) -> Calibration:
-    return Calibration(np.frombuffer(stored, "<f8").reshape(len(CLASSES), -1))
 
 
 def _memory(

@@ -327,19 +327,14 @@ def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[_Area, _Named]
         limits, usuals = np.full(len(cells), _limit(rule)), np.full(len(cells), np.nan)
         side = -1.0 if rule.below is None else 1.0  # to be above is to be below of what is turned around
         chances = chance_below(side * values, scales, side * _limit(rule))
-    sure = (chances <= level_of(rule, window, len(covered))) & np.isin(cells, _numbers(covered))
+    is_covered = np.isin(cells, [np.uint64(int(cell, 16)) for cell in covered])
+    sure = (chances <= level_of(rule, window, len(covered))) & is_covered
     shown = np.clip(values, marker.clipping.lower, marker.clipping.upper)
     rows = zip(shown[sure].tolist(), limits[sure].tolist(), usuals[sure].tolist(), strict=True)
     named = (_Named(value, limit, None if math.isnan(average) else average) for value, limit, average in rows)
-    return dict(zip(_areas(cells[sure], usual.decoded(window).rests), named, strict=True))
-
-
-def _numbers(cells: Sequence[str]) -> IdArray:
-    return np.array([int(cell, 16) for cell in cells], dtype=np.uint64)
-
-
-def _areas(cells: IdArray, rests: Rests) -> list[_Area]:
-    return [_Area(f"{cell:x}", tuple(sorted(rests.get(cell, ())))) for cell in cells.tolist()]
+    rests = usual.decoded(window).rests
+    areas = (_Area(f"{cell:x}", tuple(sorted(rests.get(cell, ())))) for cell in cells[sure].tolist())
+    return dict(zip(areas, named, strict=True))
 
 
 def _has_laplace_noise(marker: CloseMarker) -> bool:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -290,10 +290,9 @@ class Alerts:
 
 def _answer(window: WindowView, rules: Sequence[AlertRule], windows: Sequence[Judged], usual: Usual) -> bytes:
     active = [alert.body(window) for rule in rules for alert in alerts(rule, windows, usual)]
-    described = [_described(rule, window) for rule in rules]
+    unit = stated_by(window).clipping.unit
+    described = [
+        rule.model_dump(exclude={"area", "cells"}) | {"unit": unit, "cells": len(judged_cells(rule, window))}
+        for rule in rules
+    ]
     return msgspec.json.encode(window.named | {"rules": described, "alerts": active})
-
-
-def _described(rule: AlertRule, window: WindowView) -> dict[str, Any]:
-    said = rule.model_dump(exclude={"area", "cells"})
-    return said | {"unit": stated_by(window).clipping.unit, "cells": len(judged_cells(rule, window))}

@@ -66,7 +66,7 @@ class Intake:
         """
         outcomes = []
         for piece in _pieces(arrivals):
-            for message in await self.in_thread(_checked, piece):
+            for message in await self.in_thread(lambda part: [received(*arrival) for arrival in part], piece):
                 outcomes.append(await self._put(message))
         return outcomes
 
@@ -131,10 +131,6 @@ def _pieces(arrivals: Sequence[Arrival]) -> Iterator[list[Arrival]]:
         yield piece
 
 
-def _checked(piece: list[Arrival]) -> list[Received | None]:
-    return [received(*arrival) for arrival in piece]
-
-
 log = structlog.get_logger()
 
 _RETRY_SECONDS = 2.0
@@ -194,7 +190,7 @@ async def _start(
 ) -> None:
     """Read all other messages, beginning with the oldest window to keep. The markers before ``reached`` were read."""
     marker, others = TopicPartition(WINDOW, 0), [p for p in partitions if p.topic != WINDOW]
-    kept = [_milliseconds(window.end) for window in intake.view.windows.values()]
+    kept = [int(datetime.fromisoformat(window.end).timestamp() * 1000) for window in intake.view.windows.values()]
     ends = await asking.end_offsets(others)
     # Each message carries its window's end as timestamp, so reading starts at the timestamp of the oldest kept window.
     first = await asking.offsets_for_times({p: min(kept, default=0) for p in others})
@@ -256,7 +252,3 @@ async def _reached(consumer: AIOKafkaConsumer, ends: Positions) -> bool:
         if await consumer.position(partition) < end:
             return False
     return True
-
-
-def _milliseconds(moment: str) -> int:
-    return int(datetime.fromisoformat(moment).timestamp() * 1000)

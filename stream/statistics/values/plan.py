@@ -260,7 +260,7 @@ def plan_values(
     chosen, decision = min(
         ((name, decide(public, retained)) for name, retained in proposals.items()), key=lambda one: one[1].error
     )
-    most = _most_cells(counts, admitted), _most_cells(counts, decision.retained)
+    most = counts.most_cells(admitted), counts.most_cells(decision.retained)
     charges = decision.charges if terms.histogram is None else np.where(admits, terms.privacy.grant + asked, 0)
     return Plan(
         due=due,
@@ -332,11 +332,6 @@ def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray
     """``samples`` with every pair of a cell below ``min_users`` contributors set to 0: a public rule on counts."""
     contributors = counts.by_cell((samples > 0).astype(np.int64))
     return np.where(contributors[counts.pair_cell] >= min_users, samples, 0)
-
-
-def _most_cells(counts: Counts, samples: IntArray) -> int:
-    """Most cells in which one user has ``samples`` (P,)."""
-    return int(np.bincount(counts.pair_user[samples > 0]).max(initial=0))
 
 
 def _proposals(public: PublicWindow) -> tuple[dict[str, IntArray], tuple[str, ...]]:
