@@ -24,8 +24,12 @@ PURE = {
     "dpcore": {"stream", "h3", "redis", "aiokafka", "research"},
     "stream": {"research"},
     "stream/serve": {
-        *{"redis", "stream.app", "stream.ingestion.reader", "stream.ingestion.decoding"},
-        *{"stream.protocol.release_protocol", "stream.storage.row_store", "stream.storage.ledger"},
+        "redis",
+        "stream.app",
+        "stream.ingestion",
+        "stream.protocol",
+        "stream.statistics",
+        "stream.storage",
     },
     "bench": {"research"},
 }

@@ -61,18 +61,17 @@ def histogram_message(feed: str, mechanism: str) -> Message:
         "relation": "participation",
         "epsilon": 1.0,
         "mechanism": mechanism,
+        "fixes_per_user": 1,
     }
-    required = schema(SPATIAL_HISTOGRAM)["required"]
-    body |= {"fixes_per_user": 1} if "fixes_per_user" in required else {}
     body |= made.to_release()
     jsonschema.validate(body, schema(SPATIAL_HISTOGRAM), cls=jsonschema.Draft202012Validator)
     return window_message(SPATIAL_HISTOGRAM, feed, Window(SLOT, SLOT + 3600), mechanism, feed, body)
 
 
-def with_histograms(tmp_path: Path, overrides: dict[str, str]) -> tuple[list[Message], dict[str, Message]]:
+def with_histograms(tmp_path: Path, **overrides: Any) -> tuple[list[Message], dict[str, Message]]:
     """A window whose marker counts its histograms too."""
     *cells, marker = released(tmp_path, **overrides)
-    feed = overrides["feed.name"]
+    feed = json.loads(marker.value)["feed"]
     histograms = {name: histogram_message(feed, name) for name in MECHANISMS}
     before = [*cells, *(histograms[name] for name in sorted(histograms))]
     body = json.loads(marker.value) | {"messages": len(before), "digest": digest(message.value for message in before)}
@@ -80,10 +79,10 @@ def with_histograms(tmp_path: Path, overrides: dict[str, str]) -> tuple[list[Mes
     return [*before, closing], histograms
 
 
-def windows_of(tmp_path: Path, overrides: dict[str, Any], count: int) -> list[list[Message]]:
+def windows_of(tmp_path: Path, count: int, **overrides: Any) -> list[list[Message]]:
     """The same cells in ``count`` windows, one an hour, each with its marker last."""
     *cells, marker = released(tmp_path, **overrides)
-    feed = overrides["feed.name"]
+    feed = json.loads(marker.value)["feed"]
     windows = []
     for number in range(count):
         window = Window(SLOT + 3600 * number, SLOT + 3600 * (number + 1))

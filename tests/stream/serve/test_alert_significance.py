@@ -126,7 +126,7 @@ def test_the_tail_of_laplace_noise_is_bounded_and_closely(scales):
     assert np.all(bound < 3 * exact)
 
 
-def test_equal_scales_and_no_noise_are_bounded_too():
+def test_equal_scales_and_no_noise_are_bounded_too_and_what_rounding_explains_is_no_alarm():
     """Of two equal scales b the exact tail is (2 + t/b)/4 · exp(−t/b)."""
     t = np.array([10.0])
     two = laplace_tail(t, np.ones((2, 1)))[0]
@@ -134,9 +134,6 @@ def test_equal_scales_and_no_noise_are_bounded_too():
     assert laplace_tail(t, np.zeros((2, 1)))[0] == 1.0
     assert laplace_tail(-t, np.ones((1, 1)))[0] == 1.0
     assert stats.norm.sf(3.0) <= gaussian_tail(np.array([3.0]), np.array([1.0]))[0] < 0.02
-
-
-def test_what_rounding_explains_is_no_alarm():
     assert chance_below(np.array([20.0 - ROUNDED]), np.array([1e-6]), 20.0)[0] == 1.0
 
 

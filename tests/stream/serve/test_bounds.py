@@ -31,16 +31,22 @@ from stream.serve.reading.intake import Arrival
 from stream.serve.received import received
 from stream.serve.static_files import LARGEST_RANGE, PMTILES, check_basemap
 from stream.serve.window_store import View
-from tests.stream.serve.made_windows import START, arrivals, completed, outcomes, windows_of, with_histograms
+from tests.stream.serve.made_windows import (
+    START,
+    arrivals,
+    completed,
+    histogram_message,
+    outcomes,
+    windows_of,
+    with_histograms,
+)
 from tests.stream.serve.serving import json_of, released, served
 from tests.support.builders import bus_config
-
-FEED = {"feed.name": "bus"}
 
 
 def kept(tmp_path: Path, view: View, count: int) -> list[str]:
     """The starts of ``count`` windows that the view took."""
-    return [window.start for window in completed(view, *windows_of(tmp_path, FEED, count)).completed()]
+    return [window.start for window in completed(view, *windows_of(tmp_path, count)).completed()]
 
 
 def hour(number: int) -> dict[str, str]:
@@ -125,7 +131,7 @@ def test_messages_without_a_marker_evict_no_complete_window_and_are_forgotten_ol
 
 
 def test_bytes_without_a_marker_evict_no_complete_window(tmp_path):
-    most = 4 * sum(len(message.value) for message in itertools.chain(*windows_of(tmp_path, FEED, 3)))
+    most = 4 * sum(len(message.value) for message in itertools.chain(*windows_of(tmp_path, 3)))
     view = View(max_bytes=most)
     known, flooding = kept(tmp_path, view, 3), flood(tmp_path, 400)
     for first in range(0, 400, 10):
@@ -140,9 +146,12 @@ def test_what_was_forgotten_is_remembered_within_bounds(tmp_path):
     assert len(view.forgotten) == 50
 
 
-def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_is_refused_before_it_is_built(tmp_path):
-    messages, _ = with_histograms(tmp_path, FEED)
-    body = json.loads(next(m for m in messages if m.topic == SPATIAL_HISTOGRAM).value)
+def test_a_histogram_whose_parts_do_not_fit_or_that_has_more_cells_than_can_be_released_is_refused_before_it_is_built():
+    body = json.loads(histogram_message("bus", "ug").value)
+    assert received(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) is not None
+    body["structure"]["x_edges"][-1] += 1
+    assert validator(SPATIAL_HISTOGRAM).is_valid(body)
+    assert received(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) is None
     side = 8192
     body["domain"] |= {"rows": side, "columns": side}
     body["structure"] = {"kind": "grid", "x_edges": [0, side], "y_edges": [0, side], "counts": [[1]], "variances": 2.0}
@@ -225,42 +234,36 @@ def boxes(path: str, count: int) -> list[str]:
     return [f"{path}bbox=-98,30,-97.{400 + number},30.6" for number in range(count)]
 
 
-@pytest.fixture
-async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TestClient[Any, Any]]:
-    """The service over many windows; of each kind of answer one is made at a time, and none waits."""
+async def test_of_each_kind_of_answer_few_are_made_or_wait_and_what_is_kept_needs_no_turn(tmp_path, monkeypatch):
     for module in (hexagons, histograms, ogc):
         monkeypatch.setattr(module, "MOST_WAITING", 1)
     for name in ("MOST_SELECTED", "MAX_WAITING"):
         monkeypatch.setattr(hexagons, name, 1)
-    first, _ = with_histograms(tmp_path, FEED)
-    _, *others = windows_of(tmp_path, FEED, WINDOWS)
-    async with served(bus_config(tmp_path, **FEED), itertools.chain(first, *others)) as made:
-        yield made
-
-
-async def test_of_each_kind_of_answer_few_are_made_or_wait_and_what_is_kept_needs_no_turn(client):
-    starts = [window["window"]["start"] for window in (await json_of(client, "/api/v1/windows"))["windows"]]
-    cell = (await json_of(client, "/api/v1/hexagons"))["hexagons"][0]["cell"]
-    kinds = {
-        "boxes": boxes("/api/v1/hexagons?", WINDOWS),
-        "resolutions": [f"/api/v1/hexagons?resolution={number}" for number in range(16)],
-        "windows": [f"/api/v1/hexagons?window={start}" for start in starts],
-        "features": [f"/api/v1/hexagons?format=geojson&window={start}" for start in starts],
-        "files": [f"/api/v1/windows/{start}/download.csv" for start in starts],
-        "pasts": [f"/api/v1/cells/{cell}?limit={number}" for number in range(1, WINDOWS + 1)],
-        "lists": [f"/api/v1/windows?limit={number}" for number in range(1, WINDOWS + 1)],
-        "counts": boxes(f"/api/v1/histograms/{START}/count?mechanism=ug&", WINDOWS),
-        "ranges": [f"/api/v1/download.csv?from={START}&to={start}" for start in starts[:-1]],
-        "pages": [f"/ogc/collections/bus.all/items?limit={number}" for number in range(1, WINDOWS + 1)],
-    }
-    for kind, (kept, *paths) in kinds.items():
-        assert (await client.get(kept)).status == 200
-        answers = await asyncio.gather(*(client.get(path) for path in (*paths, *[kept] * 5)))
-        assert {answer.status for answer in answers[len(paths) :]} == {200}, kind
-        refused = [answer for answer in answers if answer.status == 503]
-        assert {answer.status for answer in answers} == {200, 503}, kind
-        assert {answer.headers["Retry-After"] for answer in refused} == {"30" if kind == "ranges" else "5"}, kind
-        assert (await client.get(paths[-1])).status == 200, kind
+    first, _ = with_histograms(tmp_path)
+    _, *others = windows_of(tmp_path, WINDOWS)
+    async with served(bus_config(tmp_path), itertools.chain(first, *others)) as client:
+        starts = [window["window"]["start"] for window in (await json_of(client, "/api/v1/windows"))["windows"]]
+        cell = (await json_of(client, "/api/v1/hexagons"))["hexagons"][0]["cell"]
+        kinds = {
+            "boxes": boxes("/api/v1/hexagons?", WINDOWS),
+            "resolutions": [f"/api/v1/hexagons?resolution={number}" for number in range(16)],
+            "windows": [f"/api/v1/hexagons?window={start}" for start in starts],
+            "features": [f"/api/v1/hexagons?format=geojson&window={start}" for start in starts],
+            "files": [f"/api/v1/windows/{start}/download.csv" for start in starts],
+            "pasts": [f"/api/v1/cells/{cell}?limit={number}" for number in range(1, WINDOWS + 1)],
+            "lists": [f"/api/v1/windows?limit={number}" for number in range(1, WINDOWS + 1)],
+            "counts": boxes(f"/api/v1/histograms/{START}/count?mechanism=ug&", WINDOWS),
+            "ranges": [f"/api/v1/download.csv?from={START}&to={start}" for start in starts[:-1]],
+            "pages": [f"/ogc/collections/bus.all/items?limit={number}" for number in range(1, WINDOWS + 1)],
+        }
+        for kind, (kept, *paths) in kinds.items():
+            assert (await client.get(kept)).status == 200
+            answers = await asyncio.gather(*(client.get(path) for path in (*paths, *[kept] * 5)))
+            assert {answer.status for answer in answers[len(paths) :]} == {200}, kind
+            refused = [answer for answer in answers if answer.status == 503]
+            assert {answer.status for answer in answers} == {200, 503}, kind
+            assert {answer.headers["Retry-After"] for answer in refused} == {"30" if kind == "ranges" else "5"}, kind
+            assert (await client.get(paths[-1])).status == 200, kind
 
 
 async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a_box_of_their_own(
@@ -279,7 +282,7 @@ async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a
     monkeypatch.setattr(hexagons, "centre_of", slowly)
     own, *flood = boxes("/api/v1/hexagons?", 100)
     async with (
-        served(bus_config(tmp_path, **FEED), released(tmp_path, **FEED)) as client,
+        served(bus_config(tmp_path), released(tmp_path)) as client,
         ClientSession(client.make_url("/"), connector=TCPConnector(local_addr=("127.0.0.2", 0))) as other,
     ):
         assert (await other.get("/api/v1/hexagons")).status == 200
@@ -302,7 +305,7 @@ async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a
 
 @pytest.mark.parametrize("is_complete", [False, True])
 def test_all_who_wait_for_a_window_share_one_list_of_its_values(tmp_path, is_complete):
-    messages, view = released(tmp_path, **FEED), View()
+    messages, view = released(tmp_path), View()
     outcomes(view, arrivals(messages if is_complete else messages[:2], 1))
     (window,) = view.windows.values()
     values = window.in_order()

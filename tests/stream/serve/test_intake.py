@@ -28,20 +28,19 @@ from tests.support.builders import SLOT
 from tests.support.feeding import until_true
 
 HOUR = Window(SLOT, SLOT + 3600)
-GRID_SIDE = 400
-"""Cells along each side of a large histogram, whose message then has about 300 kB."""
 
 
 def large_window(tmp_path: Path) -> list[Message]:
-    """A window of 2 000 small messages, one per cell, and three large histograms, with its marker last."""
+    """A window of 2 000 small messages, one per cell, and three histograms of 300 kB, with its marker last."""
     *small, marker = released(tmp_path)
     feed, body = "bus", json.loads(small[0].value)
     chosen = sorted(h3.grid_disk(h3.latlng_to_cell(30.27, -97.74, 10), 100))[:2_000]
     made = [window_message(HEXAGON_SPEED, feed, HOUR, cell, cell, body | {"cell": cell}) for cell in chosen]
     body = json.loads(histogram_message(feed, "ug").value)
-    body["domain"] |= {"rows": GRID_SIDE, "columns": GRID_SIDE}
-    edges, row = list(range(GRID_SIDE + 1)), [column % 7 for column in range(GRID_SIDE)]
-    grid = {"kind": "grid", "x_edges": edges, "y_edges": edges, "counts": [row] * GRID_SIDE, "variances": 2.0}
+    side = 400
+    body["domain"] |= {"rows": side, "columns": side}
+    edges, row = list(range(side + 1)), [column % 7 for column in range(side)]
+    grid = {"kind": "grid", "x_edges": edges, "y_edges": edges, "counts": [row] * side, "variances": 2.0}
     body["structure"] = grid
     for mechanism in ("m1", "m2", "m3"):
         made.append(window_message(SPATIAL_HISTOGRAM, feed, HOUR, mechanism, feed, body | {"mechanism": mechanism}))
@@ -116,11 +115,9 @@ async def test_the_newest_window_is_of_the_configured_feed_in_whichever_order_wi
 
 def test_a_marker_a_summary_or_an_identifier_that_is_too_long_is_refused_and_none_of_it_kept(tmp_path):
     *cells, marker = released(tmp_path)
-    histogram = histogram_message("bus", "ug")
-    long = "u" * MAX_LISTED_BYTES
-    body = json.loads(marker.value)
+    body, long, view = json.loads(marker.value), "u" * MAX_LISTED_BYTES, View()
     body["period"] |= {"timezone": long}
-    view, summary = View(), json.loads(histogram.value) | {"mechanism": long}
+    summary = json.loads(histogram_message("bus", "ug").value) | {"mechanism": long}
     refused = [
         Arrival(WINDOW, marker.ce_id, json.dumps(body).encode(), 1),
         Arrival(SPATIAL_HISTOGRAM, "x", json.dumps(summary).encode(), 0),

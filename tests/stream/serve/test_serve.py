@@ -13,7 +13,6 @@ from stream.messages.cells import cells_of, with_estimates
 from stream.messages.message import (
     HEXAGON_SPEED,
     LARGEST_NUMBER,
-    SPATIAL_HISTOGRAM,
     WINDOW,
     schema,
 )
@@ -28,7 +27,6 @@ from tests.stream.serve.made_windows import (
     START,
     arrivals,
     completed,
-    histogram_message,
     outcomes,
     windows_of,
     with_histograms,
@@ -36,8 +34,6 @@ from tests.stream.serve.made_windows import (
 from tests.stream.serve.serving import json_of, released, served, serving
 from tests.support.builders import bus_config
 from tests.support.schemas import mutations
-
-FEED = {"feed.name": "bus"}
 
 
 def test_a_window_is_complete_only_when_marker_count_and_digest_agree(tmp_path):
@@ -73,7 +69,7 @@ def largest(body: object) -> float:
 
 
 def test_old_windows_are_forgotten_in_the_order_of_their_markers_and_stay_so(tmp_path):
-    first, second, third = windows_of(tmp_path, FEED, 3)
+    first, second, third = windows_of(tmp_path, 3)
     view = completed(View(max_windows=2), third, first, second)
     assert [window.start[11:13] for window in view.completed()] == ["12", "13"]
     assert outcomes(view, [Arrival(third[0].topic, "late", third[0].value, 0)]) == ["forgotten"]
@@ -108,7 +104,7 @@ KINDS = {"csv": "text/csv", "geojson": "application/geo+json", "parquet": "appli
 
 
 async def test_complete_windows_are_downloaded_and_incomplete_ones_refused(tmp_path, monkeypatch):
-    messages, unfinished = windows_of(tmp_path, FEED, 2)
+    messages, unfinished = windows_of(tmp_path, 2)
     values = [message.value for message in messages if message.topic == HEXAGON_SPEED]
     path, config = f"/api/v1/windows/{START}/download", bus_config(tmp_path)
     async with served(config, [*messages, *unfinished[1:]]) as client:
@@ -171,7 +167,7 @@ NO_RANGES = {
 
 
 async def test_ranges_are_answered_as_the_release_itself_answers_them_and_bad_ones_refused_with_the_reason(tmp_path):
-    messages, histograms = with_histograms(tmp_path, FEED)
+    messages, histograms = with_histograms(tmp_path)
     count = f"/api/v1/histograms/{START}/count"
     async with served(bus_config(tmp_path), messages) as client:
         (listed,) = (await json_of(client, "/api/v1/histograms"))["windows"]
@@ -203,17 +199,8 @@ async def test_ranges_are_answered_as_the_release_itself_answers_them_and_bad_on
         await json_of(client, f"{count}?bbox=-98,30,-97.4,30.6&mechanism=none", 404)
 
 
-def test_a_histogram_whose_parts_do_not_fit_is_refused_though_its_schema_holds(tmp_path):
-    message = histogram_message("bus", "ug")
-    body = json.loads(message.value)
-    body["structure"]["x_edges"][-1] += 1
-    assert jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).is_valid(body)
-    assert received(SPATIAL_HISTOGRAM, "a", json.dumps(body).encode()) is None
-    assert received(SPATIAL_HISTOGRAM, "a", message.value) is not None
-
-
 def test_a_window_is_complete_only_with_its_histograms_of_which_a_list_needs_no_message_again(tmp_path):
-    messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
+    messages, _ = with_histograms(tmp_path)
     view = View()
     *first, last, marker = messages
     assert set(outcomes(view, arrivals((*first, marker), 1))) == {"taken"}
