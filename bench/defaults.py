@@ -25,7 +25,7 @@ from stream.diagnosis.reading import read_recording
 from stream.evaluation.leading import Leading, released
 from stream.evaluation.tuning import Recording
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 HALF_WIDTH = 8.0
 """What is called useful, in km/h."""

@@ -38,17 +38,8 @@ from stream.config import Chosen, Config
 from stream.config.feed import FeedConfig
 from stream.config.search import LOCAL
 from stream.embedded import EmbeddedError, present_us, run_embedded
-from stream.local import (
-    KafkaServer,
-    LocalServerError,
-    RedisServer,
-    end_process,
-    find_java,
-    free_port,
-    kafka_jars,
-    spawn,
-    tail,
-)
+from stream.local.kafka import KafkaServer, find_java, kafka_jars
+from stream.local.server import LocalServerError, RedisServer, end_process, free_port, spawn, tail
 from stream.messages.lines import read_line
 from stream.messages.message import OUTPUT_TOPICS, Message
 from stream.messages.topics import create_topics

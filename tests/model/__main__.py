@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stream.local import RedisServer
+from stream.local.server import RedisServer
 from tests.model.exploring import Graph, explore
 from tests.model.server import StateServer
 from tests.model.variants import BROKEN, BROKEN_SHARED, KNOWN_LIMIT, KNOWN_LIMIT_SHARED, SHARED, SHIPPED, SLOW, Variant

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stream.local import REPO_ROOT, RedisServer
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import RedisServer
 from tests.model.__main__ import QUICK
 from tests.model.exploring import explore
 from tests.model.server import StateServer
