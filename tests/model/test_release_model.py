@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stream.local import RedisServer
+from stream.local.server import RedisServer
 from tests.model.exploring import explore
 from tests.model.server import StateServer
 from tests.model.world import Variant, world_of
