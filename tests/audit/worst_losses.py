@@ -20,17 +20,8 @@ from stream.config import Config
 from stream.statistics.histograms.histograms import contributing, draw_histograms, exact_counts
 from stream.statistics.plan import Plan
 from stream.statistics.window_rows import WindowRows
+from tests.audit import values_transcripts as values
 from tests.audit.shipped import World
-from tests.audit.values_transcripts import (
-    MERGED,
-    OF_A_WINDOW,
-    PURE,
-    PURE_RESIDUAL,
-    SETTINGS,
-    TREES,
-    settings_of,
-    worst_losses,
-)
 from tests.audit.worlds import (
     OF_EPSILON,
     OF_RHO,
@@ -90,12 +81,12 @@ def main() -> None:
             for unit, accounting in (("ε", "pure"), ("ρ", "zcdp")):
                 shares = worst_shares(config_of(folder, weight, accounting))
                 row(f'"participation", {unit}', f'residual, weight = "{weight}"', "mean, p50", max(shares))
-        for case in (*OF_A_WINDOW, *TREES, *MERGED, *SETTINGS, PURE, PURE_RESIDUAL):
-            config, worst = settings_of(case, folder), Fraction(0)
+        for case in values.OF_EPSILON | values.OF_RHO:
+            config, worst = values.settings_of(case, folder), Fraction(0)
             for seed in range(2):
-                losses, after = worst_losses(config, 10 * seed)
+                losses, after = values.worst_losses(config, 10 * seed)
                 worst = max(worst, *(loss / after.spent[user] for user, loss in losses.items() if user in after.spent))
-            unit = "ρ" if case in SETTINGS else "ε"
+            unit = "ρ" if case in values.OF_RHO else "ε"
             row(f'"values", {unit}', case, ", ".join(config.speed.statistics), worst)
         for relation in ("values", "participation"):
             for fixes in (1, 3):
