@@ -24,11 +24,11 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from stream.config import Config, ConfigError, load_config
 from stream.config.alerts import AlertRule, WebhookConfig
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.messages.message import Message
 from stream.serve.alerts import watching as delivering
 from stream.serve.alerts.rules import Alert, Judged, Usual, alerts
-from stream.serve.alerts.watching import WAITING, Alerts, Delivery, Webhook
+from stream.serve.alerts.watching import WAITING, Alerts, Webhook
 from stream.serve.api import SERVICE
 from stream.serve.metrics import PublicMetrics
 from stream.serve.window_store import View, WindowView
@@ -329,7 +329,7 @@ async def test_the_queue_is_bounded_and_what_is_refused_or_cannot_be_made_is_not
         sender = Webhook(WebhookConfig(url=url, secret_file=tmp_path / "secret"), metrics)
         bodies: dict[int, Any] = {8: None}
         for number in range(WAITING + 5):
-            sender.offer(Delivery(str(number), bodies.get(number, b"{}")))
+            sender.offer(str(number), bodies.get(number, b"{}"))
         task = asyncio.create_task(sender.run())
         await until_true(lambda: (counted("delivered") or 0) >= WAITING - 3)
         task.cancel()
