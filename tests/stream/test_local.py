@@ -22,8 +22,9 @@ from redis.asyncio import Redis
 
 from stream import local
 from stream.app.doctor import examine
-from stream.local import REPO_ROOT, LocalServerError, RedisServer, end_process, free_port, spawn
 from stream.local import kafka as local_kafka
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import LocalServerError, RedisServer, end_process, free_port, spawn
 from stream.messages.topics import create_topics
 from stream.servers.connection import NEEDED, REMEDY, ServerVersion
 from tests.support.broker import shared_bootstrap
@@ -164,7 +165,8 @@ def test_stopping_frees_ports_and_folders(stopped):
 _PARENT = """
 import sys, time
 from pathlib import Path
-from stream.local import KafkaServer, RedisServer
+from stream.local.kafka import KafkaServer
+from stream.local.server import RedisServer
 with KafkaServer(Path(sys.argv[1]) / "k") as broker, RedisServer(Path(sys.argv[1]) / "r") as cache:
     print(broker.pid, cache.pid, broker.bootstrap, flush=True)
     time.sleep(600)
