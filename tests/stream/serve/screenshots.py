@@ -16,25 +16,22 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image
 from playwright.async_api import Page
 
 from stream.config import Config, load_config
-from stream.serve.api import make_app
-from stream.serve.reading.files import FileSource
 from stream.sources.live_city import crossing
 from stream.sources.live_city import streets as invented
 from stream.sources.network import Network, site_in
 from stream.sources.simulate import Simulation, simulated_fleet
 from tests.stream.serve.browser import LAPTOP, PHONE, chromium, opened, place_of
-from tests.stream.serve.serving import origin_of, ready
+from tests.stream.serve.serving import origin_of, serving_file
+from tests.stream.sources.made_schedules import zipped
 
 CONFIG = Path("config/bus-fleet.toml")
 VEHICLES = 300
@@ -112,18 +109,17 @@ def timetable(simulation: Simulation) -> bytes:
             time = _clock(seconds)
             times.append(f"t{path},{path}-{number},{number},{time},{time}")
     zone = simulation.feed.timezone
-    return _zipped(
-        {
-            "agency.txt": ["agency_name,agency_url,agency_timezone", f"An invented agency,https://example.org,{zone}"],
-            "calendar.txt": [f"service_id,{_DAYS},start_date,end_date", "daily,1,1,1,1,1,1,1,20260223,20260308"],
-            "stops.txt": stops,
-            "shapes.txt": shapes,
-            "routes.txt": routes,
-            "trips.txt": trips,
-            "stop_times.txt": times,
-            "frequencies.txt": frequencies,
-        }
-    )
+    files = {
+        "agency.txt": ["agency_name,agency_url,agency_timezone", f"An invented agency,https://example.org,{zone}"],
+        "calendar.txt": [f"service_id,{_DAYS},start_date,end_date", "daily,1,1,1,1,1,1,1,20260223,20260308"],
+        "stops.txt": stops,
+        "shapes.txt": shapes,
+        "routes.txt": routes,
+        "trips.txt": trips,
+        "stop_times.txt": times,
+        "frequencies.txt": frequencies,
+    }
+    return zipped({name: "".join(f"{line}\n" for line in lines) for name, lines in files.items()})
 
 
 def _line(network: Network, path: int) -> list[tuple[float, float]]:
@@ -143,14 +139,6 @@ def _calls(network: Network, path: int) -> list[tuple[float, float, float]]:
 def _clock(seconds: float) -> str:
     whole = round(seconds)
     return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
-def _zipped(files: dict[str, list[str]]) -> bytes:
-    body = io.BytesIO()
-    with zipfile.ZipFile(body, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, lines in files.items():
-            archive.writestr(name, "".join(f"{line}\n" for line in lines))
-    return body.getvalue()
 
 
 SETTLED_MS = 2_000
@@ -186,9 +174,7 @@ async def take(made: City, folder: Path) -> None:
         day = (datetime.fromisoformat(newest) - timedelta(days=1)).date().isoformat()
         last = [body for body in bodies if "cell" in body and body["window"]["end"] == newest]
         busiest = max(last, key=lambda body: body["users"])["cell"]
-        app = make_app(made.config, None, FileSource(releases))
-        async with TestClient(TestServer(app)) as client, chromium() as browser:
-            await ready(client)
+        async with serving_file(made.config, releases) as client, chromium() as browser:
             for picture in (picture for picture in PICTURES if picture.releases == kind):
                 place = "#" + picture.place.format(day=day)
                 options: dict[str, Any] = {"size": picture.size, "color_scheme": picture.theme, "clock": clock}
