@@ -13,7 +13,7 @@ import h3
 import msgspec
 
 from dpcore.errors import ParameterError
-from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, validator
+from stream.messages.message import HEXAGON_SPEED, RELEASE_TOPICS, SPATIAL_HISTOGRAM, WINDOW, validator
 from stream.messages.range_query import read_histogram
 from stream.windows import EARLIEST_S
 
@@ -21,8 +21,6 @@ SLAB = 16_384
 """About so many values are checked at once: some 5 ms of work."""
 MAX_ROW = 2_047
 """Most values in one row: components along a domain of 1024 cells, the longest that is allowed."""
-
-_Node = dict[str, Any]
 
 
 def is_histogram(body: Any) -> bool:
@@ -48,22 +46,16 @@ def _values_in(array: list[Any]) -> int:
     return sum(len(row) if isinstance(row, list) else 1 for row in array)
 
 
-def _slab(node: _Node, slab: int, slabs: int) -> _Node:
-    """``node`` with the ``slab``-th of ``slabs`` slices of each array above :data:`SLAB` values, all equally long."""
-    return {name: _of_value(value, slab, slabs) for name, value in node.items()}
-
-
-def _of_value(value: Any, slab: int, slabs: int) -> Any:
+def _slab(value: Any, slab: int, slabs: int) -> Any:
+    """``value`` with the ``slab``-th of ``slabs`` slices of each array above :data:`SLAB` values, all equally long."""
     if isinstance(value, dict):
-        return _slab(value, slab, slabs)
+        return {name: _slab(part, slab, slabs) for name, part in value.items()}
     if not isinstance(value, list) or _values_in(value) <= SLAB:
         return value
     length = -(-len(value) // slabs)
     first = min(slab * length, len(value) - length)
     return value[first : first + length]
 
-
-TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
 
 MAX_LISTED_BYTES = 16 << 10
 """Longest close marker, and longest summary of a histogram, in bytes: lists repeat them. Ours have about 1 kB."""
@@ -94,7 +86,7 @@ class Received(NamedTuple):
 
 def received(topic: str, ce_id: str, value: bytes, number: int = 0) -> Received | None:
     """The message if it is one of an output topic and matches its schema and the limits of this module; else None."""
-    if topic not in TOPICS or not 0 < len(ce_id.encode(errors="replace")) <= MAX_ID_BYTES:
+    if topic not in RELEASE_TOPICS or not 0 < len(ce_id.encode(errors="replace")) <= MAX_ID_BYTES:
         return None
     try:
         body = msgspec.json.decode(value)
@@ -107,7 +99,9 @@ def received(topic: str, ce_id: str, value: bytes, number: int = 0) -> Received 
             if not h3.is_valid_cell(part):
                 return None
         elif topic == SPATIAL_HISTOGRAM:
-            part, summary = body["mechanism"], _summary_of_histogram(body)
+            read_histogram(body)
+            kept = {name: body[name] for name in body if name not in ("feed", "window", "structure")}
+            part, summary = body["mechanism"], msgspec.json.encode(kept)
         else:
             promised = (body["messages"], body["digest"])
         if len(value if topic == WINDOW else summary) > MAX_LISTED_BYTES:
@@ -121,9 +115,3 @@ def received(topic: str, ce_id: str, value: bytes, number: int = 0) -> Received 
 def _times_are_possible(window: dict[str, str]) -> bool:
     """Raises :class:`ValueError` for a time that no calendar has."""
     return all(datetime.fromisoformat(window[side]).year >= _EARLIEST_YEAR for side in ("start", "end"))
-
-
-def _summary_of_histogram(body: dict[str, Any]) -> bytes:
-    """Raises :class:`ParameterError` for a histogram that cannot be built."""
-    read_histogram(body)
-    return msgspec.json.encode({name: body[name] for name in body if name not in ("feed", "window", "structure")})

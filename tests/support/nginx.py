@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stream.local import LOOPBACK, REPO_ROOT, free_port
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import LOOPBACK, free_port
 
 
 def program_of(name: str) -> str | None:
@@ -43,6 +44,8 @@ async def listening(port: int, *command: str | Path) -> AsyncIterator[None]:
                 (await asyncio.open_connection(LOOPBACK, port))[1].close()
                 break
             await asyncio.sleep(0.1)
+        else:
+            raise AssertionError(f"nobody listens on port {port}")
         yield
     finally:
         process.terminate()

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import h3
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from stream.config import ConfigError
 from stream.config.geojson import Polygon, by_number, polygons_of, shown
 from stream.messages.shapes import centre_of
@@ -50,18 +50,15 @@ class PolygonArea:
 
     def holds(self, cells: Iterable[Released]) -> list[str]:
         """Those whose centre lies inside. Only cells with their centre in the box around are compared with edges."""
-        near = [(cell, centre) for cell, apart in cells if self._is_near(centre := centre_of(cell, apart))]
+        west, south, east, north = self._box
+        centred = ((cell, *centre_of(cell, apart)) for cell, apart in cells)
+        near = [(cell, lat, lng) for cell, lat, lng in centred if west <= lng <= east and south <= lat <= north]
         if not near:
             return []
-        centres = np.array([centre for _, centre in near])
+        centres = np.array([centre for _, *centre in near])
         step = max(1, _AT_ONCE // len(self._edges))
         parts = [_crossings(centres[at : at + step], self._edges) % 2 == 1 for at in range(0, len(centres), step)]
-        return [cell for (cell, _), inside in zip(near, np.concatenate(parts).tolist(), strict=True) if inside]
-
-    def _is_near(self, centre: tuple[float, float]) -> bool:
-        west, south, east, north = self._box
-        lat, lng = centre
-        return west <= lng <= east and south <= lat <= north
+        return [cell for (cell, *_), inside in zip(near, np.concatenate(parts).tolist(), strict=True) if inside]
 
     def geometry(self) -> dict[str, Any]:
         """The polygons as they were given, each ring closed."""
@@ -117,7 +114,7 @@ class Corridor:
 Area = PolygonArea | Corridor
 
 
-def _edges(ring: list[tuple[float, float]]) -> npt.NDArray[np.float64]:
+def _edges(ring: list[tuple[float, float]]) -> FloatArray:
     """Edges (n, 4) of a ring, closed if it is not: longitude and latitude of both ends."""
     points = np.array(_closed(ring))
     return np.hstack([points[:-1], points[1:]])
@@ -127,7 +124,7 @@ def _closed(ring: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return ring if ring[0] == ring[-1] else [*ring, ring[0]]
 
 
-def _crossings(centres: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def _crossings(centres: FloatArray, edges: FloatArray) -> IntArray:
     """How many ``edges`` a line eastward from each of ``centres`` (latitude, longitude) crosses."""
     lat, lng = centres[:, :1], centres[:, 1:]
     lng0, lat0, lng1, lat1 = edges.T

@@ -115,11 +115,9 @@ async def test_the_newest_window_is_of_the_configured_feed_in_whichever_order_wi
 
 def test_a_marker_a_summary_or_an_identifier_that_is_too_long_is_refused_and_none_of_it_kept(tmp_path):
     *cells, marker = released(tmp_path)
-    histogram = histogram_message("bus", "ug")
-    long = "u" * MAX_LISTED_BYTES
-    body = json.loads(marker.value)
+    body, long, view = json.loads(marker.value), "u" * MAX_LISTED_BYTES, View()
     body["period"] |= {"timezone": long}
-    view, summary = View(), json.loads(histogram.value) | {"mechanism": long}
+    summary = json.loads(histogram_message("bus", "ug").value) | {"mechanism": long}
     refused = [
         Arrival(WINDOW, marker.ce_id, json.dumps(body).encode(), 1),
         Arrival(SPATIAL_HISTOGRAM, "x", json.dumps(summary).encode(), 0),
@@ -162,13 +160,13 @@ async def test_an_answer_from_before_a_window_is_complete_has_another_tag_than_t
     tmp_path, monkeypatch
 ):
     """All messages of the window are there, but its digest is not checked before the event is set."""
-    checked, agreeing = threading.Event(), WindowView.agreeing
+    checked, agrees = threading.Event(), WindowView.agrees
 
-    def later(self: WindowView) -> list[bytes] | None:
+    def later(self: WindowView) -> bool:
         checked.wait(60)
-        return agreeing(self)
+        return agrees(self)
 
-    monkeypatch.setattr(WindowView, "agreeing", later)
+    monkeypatch.setattr(WindowView, "agrees", later)
     config = city_config(tmp_path, **city_files(tmp_path))
     append(tmp_path / "releases.ndjson", window(config, 0))
     source = FileSource(tmp_path / "releases.ndjson")
