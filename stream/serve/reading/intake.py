@@ -81,15 +81,15 @@ class Intake:
             self._metrics.invalid.inc()
         elif outcome == "duplicate":
             self._metrics.duplicate.inc()
-        elif outcome == "taken" and message is not None and (window := self.view.full(message)):
-            cells = await self.in_thread(WindowView.agreeing, window)
-            if cells is not None:
-                self._complete(window, cells)
+        elif outcome == "taken" and message is not None:
+            window = self.view.full(message)
+            if window is not None and await self.in_thread(WindowView.agrees, window):
+                self._complete(window)
                 return "completed"
         return outcome
 
-    def _complete(self, window: WindowView, cells: list[bytes]) -> None:
-        self.view.finish(window, cells)
+    def _complete(self, window: WindowView) -> None:
+        self.view.finish(window)
         self._metrics.windows.inc()
         if (span := self.view.span(self._feed)) is not None:
             newest = self.view.windows[self._feed, span[1]]
