@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ import numpy as np
 import pytest
 import structlog
 from aiohttp.test_utils import TestClient, TestServer
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from redis.asyncio import Redis
 
@@ -39,6 +39,7 @@ from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 from stream.windows import CLOCK_MARGIN_US, read_through
 from tests.support.feeding import administering, produce, until
+from tests.support.topics_reader import read_topics
 
 HOUR = 3600
 START = 1_795_266_000
@@ -242,22 +243,12 @@ async def _records(config: Config) -> dict[str, list[tuple[Any, ...]]]:
     async with administering(bootstrap) as admin:
         topics = [name for name in await _topics(admin) if name != config.feed.topic]
     assert {HEXAGON_SPEED, WINDOW} <= set(topics)
-    consumer = AIOKafkaConsumer(*topics, bootstrap_servers=bootstrap, enable_auto_commit=False)
-    await consumer.start()
-    by_partition: dict[str, list[tuple[Any, ...]]] = {}
-    try:
-        partitions = [TopicPartition(topic, p) for topic in topics for p in consumer.partitions_for_topic(topic) or ()]
-        consumer.unsubscribe()
-        consumer.assign(partitions)
-        await consumer.seek_to_beginning(*partitions)
-        for partition, end in (await consumer.end_offsets(partitions)).items():
-            by_partition[f"{partition.topic}/{partition.partition}"] = records = []
-            while await consumer.position(partition) < end:
-                for r in (await consumer.getmany(partition, timeout_ms=500)).get(partition, []):
-                    size = r.serialized_value_size
-                    records.append((r.offset, r.timestamp, r.timestamp_type, r.key, r.headers, r.value, size))
-    finally:
-        await consumer.stop()
+    by_partition: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for r in await read_topics(bootstrap, topics):
+        size = r.serialized_value_size
+        by_partition[f"{r.topic}/{r.partition}"].append(
+            (r.offset, r.timestamp, r.timestamp_type, r.key, r.headers, r.value, size)
+        )
     return by_partition
 
 

@@ -10,10 +10,8 @@ PARTITIONS = 4
 """Partitions of the input topics that tests of sources create."""
 
 
-async def read_all(
-    bootstrap: str, feed: str, topics: Sequence[str] = (HEXAGON_SPEED, WINDOW, REJECTED)
-) -> list[ConsumerRecord]:
-    """Every record of ``feed`` in ``topics``."""
+async def read_topics(bootstrap: str, topics: Sequence[str]) -> list[ConsumerRecord]:
+    """Every record of ``topics``, those of a partition in their order."""
     consumer = AIOKafkaConsumer(*topics, bootstrap_servers=bootstrap, enable_auto_commit=False)
     await consumer.start()
     try:
@@ -22,28 +20,24 @@ async def read_all(
         consumer.assign(partitions)
         await consumer.seek_to_beginning(*partitions)
         ends = await consumer.end_offsets(partitions)
-        published: list[ConsumerRecord] = []
+        records: list[ConsumerRecord] = []
         while any([await consumer.position(p) < ends[p] for p in partitions]):
-            for records in (await consumer.getmany(timeout_ms=200)).values():
-                published += [r for r in records if dict(r.headers).get("ce_source") == f"/hexveil/{feed}".encode()]
-        return published
+            for read in (await consumer.getmany(timeout_ms=200)).values():
+                records += read
+        return records
     finally:
         await consumer.stop()
+
+
+async def read_all(
+    bootstrap: str, feed: str, topics: Sequence[str] = (HEXAGON_SPEED, WINDOW, REJECTED)
+) -> list[ConsumerRecord]:
+    """Every record of ``feed`` in ``topics``."""
+    source = f"/hexveil/{feed}".encode()
+    return [r for r in await read_topics(bootstrap, topics) if dict(r.headers).get("ce_source") == source]
 
 
 async def stored(bootstrap: str, topic: str) -> list[list[tuple[bytes | None, bytes]]]:
     """(Key, value) of every record of an input topic, by partition, in order."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
-    await consumer.start()
-    try:
-        partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
-        consumer.assign(partitions)
-        await consumer.seek_to_beginning()
-        ends = await consumer.end_offsets(partitions)
-        records: dict[TopicPartition, list[tuple[bytes | None, bytes]]] = {p: [] for p in partitions}
-        while any(len(records[p]) < ends[p] for p in partitions):
-            for p, more in (await consumer.getmany(timeout_ms=1000)).items():
-                records[p] += [(record.key, record.value) for record in more]
-        return list(records.values())
-    finally:
-        await consumer.stop()
+    records = await read_topics(bootstrap, [topic])
+    return [[(r.key, r.value) for r in records if r.partition == number] for number in range(PARTITIONS)]

@@ -115,11 +115,9 @@ async def test_the_newest_window_is_of_the_configured_feed_in_whichever_order_wi
 
 def test_a_marker_a_summary_or_an_identifier_that_is_too_long_is_refused_and_none_of_it_kept(tmp_path):
     *cells, marker = released(tmp_path)
-    histogram = histogram_message("bus", "ug")
-    long = "u" * MAX_LISTED_BYTES
-    body = json.loads(marker.value)
+    body, long, view = json.loads(marker.value), "u" * MAX_LISTED_BYTES, View()
     body["period"] |= {"timezone": long}
-    view, summary = View(), json.loads(histogram.value) | {"mechanism": long}
+    summary = json.loads(histogram_message("bus", "ug").value) | {"mechanism": long}
     refused = [
         Arrival(WINDOW, marker.ce_id, json.dumps(body).encode(), 1),
         Arrival(SPATIAL_HISTOGRAM, "x", json.dumps(summary).encode(), 0),

@@ -145,14 +145,12 @@ async def test_the_documented_commands_of_ogr2ogr_write_the_newest_window_and_a_
     for command in documented.text.splitlines():
         words = shlex.split(command.replace("http://127.0.0.1:8080/ogc", str(client.make_url("/ogc"))))
         process = await asyncio.create_subprocess_exec(*words, cwd=tmp_path, stderr=subprocess.PIPE)
-        _, said = await process.communicate()
-        assert (process.returncode, said) == (0, b"")
-    newest = (await json_of(client, "/ogc/collections/bus.newest/items"))["features"]
-    written = table_of(tmp_path / "newest.gpkg")
-    assert [(row["cell"], row["mean"], row["mean_low"]) for row in written] == [
-        (each["properties"]["cell"], each["properties"]["mean"], each["properties"]["mean_low"]) for each in newest
-    ]
-    cells = [each["properties"]["cell"] for each in newest]
+        _, errors = await process.communicate()
+        assert (process.returncode, errors) == (0, b"")
+    newest = [one["properties"] for one in (await json_of(client, "/ogc/collections/bus.newest/items"))["features"]]
+    for row, said in zip(table_of(tmp_path / "newest.gpkg"), newest, strict=True):
+        assert [row[name] for name in ("cell", "mean", "mean_low")] == [said["cell"], said["mean"], said["mean_low"]]
+    cells = [one["cell"] for one in newest]
     inside = [cell for cell in cells if outline(cell).intersects(shapely.box(-97.8, 30.2, -97.7, 30.3))]
     assert 0 < len(inside) < len(cells)
     assert [row["cell"] for row in table_of(tmp_path / "box.gpkg")] == inside * WINDOWS
@@ -200,9 +198,8 @@ async def test_the_extent_of_a_feed_that_is_not_configured_is_that_of_its_hexago
 
 async def test_pages_joined_are_the_collection_whatever_their_size(client):
     whole = (await json_of(client, "/ogc/collections/bus.all/items"))["features"]
-    assert [feature["properties"]["window_start"] for feature in whole] == sorted(
-        (feature["properties"]["window_start"] for feature in whole), reverse=True
-    )
+    starts = [feature["properties"]["window_start"] for feature in whole]
+    assert starts == sorted(starts, reverse=True)
     for limit in (1, 4, 7, len(whole)):
         pages = await pages_from(client, f"/ogc/collections/bus.all/items?limit={limit}")
         assert all(page["numberReturned"] == len(page["features"]) <= limit for page in pages)

@@ -13,7 +13,6 @@ from stream.messages.cells import cells_of, with_estimates
 from stream.messages.message import (
     HEXAGON_SPEED,
     LARGEST_NUMBER,
-    SPATIAL_HISTOGRAM,
     WINDOW,
     schema,
 )
@@ -28,7 +27,6 @@ from tests.stream.serve.made_windows import (
     START,
     arrivals,
     completed,
-    histogram_message,
     outcomes,
     windows_of,
     with_histograms,
@@ -199,15 +197,6 @@ async def test_ranges_are_answered_as_the_release_itself_answers_them_and_bad_on
             assert said in problem["title"], query
             assert problem["detail"], query
         await json_of(client, f"{count}?bbox=-98,30,-97.4,30.6&mechanism=none", 404)
-
-
-def test_a_histogram_whose_parts_do_not_fit_is_refused_though_its_schema_holds(tmp_path):
-    message = histogram_message("bus", "ug")
-    body = json.loads(message.value)
-    body["structure"]["x_edges"][-1] += 1
-    assert jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).is_valid(body)
-    assert received(SPATIAL_HISTOGRAM, "a", json.dumps(body).encode()) is None
-    assert received(SPATIAL_HISTOGRAM, "a", message.value) is not None
 
 
 def test_a_window_is_complete_only_with_its_histograms_of_which_a_list_needs_no_message_again(tmp_path):

@@ -157,8 +157,9 @@ async def ends_with_the_service(client: TestClient, stream: ClientResponse) -> N
             await anext(events(stream))
 
 
-async def test_streams_are_limited_in_number_and_end_with_the_service(tmp_path, monkeypatch):
-    monkeypatch.setattr("stream.serve.broadcast.MAX_STREAMS", 1)
+async def test_streams_are_limited_in_number_kept_alive_by_comments_and_end_with_the_service(tmp_path, monkeypatch):
+    monkeypatch.setattr(broadcast, "MAX_STREAMS", 1)
+    monkeypatch.setattr(broadcast, "PING_SECONDS", 0.05)
     async with served(bus_config(tmp_path), []) as client, client.get(STREAM) as open_stream:
         async with client.get(STREAM) as refused:
             problem = await refused.json()
@@ -167,6 +168,11 @@ async def test_streams_are_limited_in_number_and_end_with_the_service(tmp_path, 
             assert int(refused.headers["Retry-After"]) > 0
         head = await client.head(STREAM)
         assert (head.status, head.content_type) == (200, "text/event-stream")
+        received = b""
+        async with asyncio.timeout(120):
+            while received.count(b": ping\n\n") < 2:
+                received += await open_stream.content.readany()
+        assert received.startswith(b"retry: ")
         await ends_with_the_service(client, open_stream)
 
 
@@ -174,15 +180,6 @@ async def test_a_stream_that_waits_for_a_broker_that_is_away_does_not_hold_up_th
     config = bus_config(tmp_path, **{"kafka.bootstrap": "127.0.0.1:9"})
     async with TestClient(TestServer(make_app(config))) as client, client.get(STREAM) as open_stream:
         await ends_with_the_service(client, open_stream)
-
-
-async def test_a_quiet_stream_is_kept_alive_by_comments(tmp_path, monkeypatch):
-    monkeypatch.setattr(broadcast, "PING_SECONDS", 0.05)
-    async with served(bus_config(tmp_path), []) as client, asyncio.timeout(120), client.get(STREAM) as answer:
-        received = b""
-        while received.count(b": ping\n\n") < 2:
-            received += await answer.content.readany()
-        assert received.startswith(b"retry: ")
 
 
 @pytest.mark.nightly
