@@ -253,7 +253,7 @@ def test_a_field_that_names_events_is_no_user_in_any_command_unless_it_is_accept
         refused = run(*command, *config, code=2)
         assert "is no user: 100.0% of its values in 420 events occur once" in refused.stderr.replace("\n", " ")
     run("replay", path, "--offline", "--out", "r.ndjson", "--yes-users-are-events", *config)
-    assert "is no user" in run("inspect", path).stderr
+    assert "is no user" in run("inspect", path, code=2).stderr
 
 
 def test_snapshots_whose_identifiers_name_events_are_refused_and_one_snapshot_is_not(tmp_path, monkeypatch):

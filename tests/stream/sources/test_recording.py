@@ -396,7 +396,7 @@ def test_a_table_that_does_not_fit_is_refused_with_the_remedy(name, tmp_path):
 def test_a_wrong_unit_of_speed_is_recognised_by_the_positions(declared_unit, per_kmh, likely, is_refused, tmp_path):
     feed = declared(declared_unit)
     path = write(tmp_path / "day.parquet", **columns(v=[36.0 * per_kmh] * N))
-    config = bus_config(tmp_path).model_copy(update={"feed": feed})
+    config = bus_config(tmp_path, **{"window.lateness": "event-time"}).model_copy(update={"feed": feed})
     problem = speed_problem(rows_of(path, feed, tmp_path), config, "declared", Accepted())
     assert (problem is None) == (likely is None)
     assert problem is None or (likely in problem[0], problem[1]) == (True, is_refused)
