@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from stream.local import REPO_ROOT, KafkaServer
+from stream.local.kafka import REPO_ROOT, KafkaServer
 
 START_SECONDS = 240.0  # includes the first fetch of the jars
 

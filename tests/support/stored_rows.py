@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from stream.app.worker import Worker
 from stream.config import Config
-from stream.local import RedisServer
+from stream.local.server import RedisServer
 from stream.storage import client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger

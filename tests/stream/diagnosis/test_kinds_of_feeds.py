@@ -20,7 +20,7 @@ from google.protobuf.json_format import MessageToDict
 
 from stream.diagnosis.inspection import configuration
 from stream.diagnosis.reading import InspectionError
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from tests.stream.sources.agency import feed_message
 from tests.support.command import run
 from tests.support.inspecting import inspected

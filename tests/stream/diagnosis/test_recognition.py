@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from tests.support.builders import SLOT
 from tests.support.command import run
 

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from google.transit import gtfs_realtime_pb2
 
 from stream.config.feed import FeedConfig, SpeedSource
-from stream.local import LOOPBACK
+from stream.local.server import LOOPBACK
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
 from stream.sources.vehicle_positions import GtfsRealtime

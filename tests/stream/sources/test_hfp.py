@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 from trustme import CA
 
 from stream.config.feed import FeedConfig
-from stream.local import LOOPBACK, free_port
+from stream.local.server import LOOPBACK, free_port
 from stream.sources import mqtt
 from stream.sources.hfp import LARGEST_MESSAGE, HighFrequencyPositions, Publication, vehicle_of
 from stream.sources.mqtt import Broker, Following
