@@ -252,14 +252,9 @@ async def test_a_topic_made_after_the_start_does_not_make_the_producer_forget_th
     async with administering(kafka) as admin:
         while old not in await admin.list_topics():
             await asyncio.sleep(0.05)
-    producer = publishing.make_producer(KafkaConfig(bootstrap=kafka))
-    await producer.start()
-    try:
+    async with make_producer(KafkaConfig(bootstrap=kafka)) as producer, asyncio.timeout(60):
         await create_topic(kafka, new, 1)
-        async with asyncio.timeout(20):
-            await asyncio.gather(*[await producer.send(topic, b"x") for topic in (old, new)])
-    finally:
-        await producer.stop()
+        await asyncio.gather(*[await producer.send(topic, b"x") for topic in (old, new)])
 
 
 FAILING_STEPS = (
@@ -526,12 +521,10 @@ async def own_topic(
 
 async def send(config: Config, topic: str, *sent: tuple[int, int, bytes]) -> None:
     """``sent``: partition, start of the window, value."""
-    producer = make_producer(config.kafka)
-    await producer.start()
-    for partition, start, value in sent:
-        moment = (start + HOUR) * 1000
-        await producer.send_and_wait(topic, value, key=b"bus", partition=partition, timestamp_ms=moment)
-    await producer.stop()
+    async with make_producer(config.kafka) as producer:
+        for partition, start, value in sent:
+            moment = (start + HOUR) * 1000
+            await producer.send_and_wait(topic, value, key=b"bus", partition=partition, timestamp_ms=moment)
 
 
 @pytest.fixture
