@@ -71,11 +71,6 @@ NEAR = "#at=11/30.25/-97.7"
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return city_config(tmp_path)
-
-
-@pytest.fixture
 def on_kafka(tmp_path: Path, own_feed: dict[str, str]) -> Config:
     """Of a feed to which a test adds windows."""
     return city_config(tmp_path, **own_feed)
