@@ -33,21 +33,19 @@ from tests.support.stored_rows import runs_of_scripts
 PERIOD = Period(0, 86_400, "p")
 
 
-async def test_blobs_of_any_size_are_read_in_order_with_and_without_positions(redis):
-    """7 MiB in blobs of 1 row to 40 000 rows, so that one read asks for several blobs, and several reads for all."""
-    lengths = [1, 40_000, 1, 2, *[3_000] * 50, 1]
+async def test_batches_of_any_size_are_read_back_in_order_with_and_without_positions(redis):
+    """10 MiB in batches of 1 row to 40 000 rows, so that one read asks for several blobs, and several reads for all."""
+    lengths, state, end = [1, 40_000, 1, 2, *[3_000] * 80, 1], RowStore(redis, "bus"), 0
     rows = np.zeros(sum(lengths), dtype=ROW)
     for at, name in enumerate(ROW.names or ()):
         rows[name] = np.arange(len(rows)) * (at + 1) % 2**31
-    await RowStore(redis, "bus").move("t/0", 0, 0)  # which opens the partition
-    await redis.rpush(
-        PartKeys(FeedKeys("bus"), "t/0").rows(SLOT),
-        *[part.tobytes() for part in np.split(rows, np.cumsum(lengths)[:-1])],
-    )
-    await RowStore(redis, "bus").seal(SLOT)
-    whole = await RowStore(redis, "bus").read(SLOT)
-    assert whole.tobytes() == rows.tobytes()
-    placeless = await RowStore(redis, "bus").read(SLOT, positions=False)
+    for n in lengths:
+        batch, offsets = rows[end : end + n], np.arange(end, end + n)
+        assert (await state.append("t/0", end, end + n, batch, offsets, np.full(n, SLOT))).appended == n
+        end += n
+    await state.seal(SLOT)
+    assert (await state.read(SLOT)).tobytes() == rows.tobytes()
+    placeless = await state.read(SLOT, positions=False)
     assert placeless.dtype.names == ("cell", "user", "time", "value")
     assert placeless.tolist() == rows[list(placeless.dtype.names)].tolist()
 
@@ -99,7 +97,11 @@ async def test_one_owner_holds_it_renews_it_and_gives_it_back_to_the_next(redis)
         assert acquired
 
 
-async def test_an_owner_that_is_killed_is_followed_after_the_seconds_of_the_lease(redis):
+async def test_a_lease_that_redis_forgot_stops_nobody_and_a_killed_owner_is_followed_after_its_seconds(redis):
+    async with Lease(redis, KEY, seconds=0.3).hold() as acquired:
+        assert acquired
+        await redis.flushall()
+        await asyncio.sleep(0.5)
     dead = Lease(redis, KEY, seconds=0.5)
     holding = dead.hold()
     assert await holding.__aenter__()
@@ -109,13 +111,6 @@ async def test_an_owner_that_is_killed_is_followed_after_the_seconds_of_the_leas
         assert acquired
         assert await holding.__aexit__(None, None, None) is not True
         assert await redis.exists(KEY), "an owner whose lease ran out must not take the next one's"
-
-
-async def test_a_lease_that_redis_forgot_is_no_reason_to_stop(redis):
-    async with Lease(redis, KEY, seconds=0.3).hold() as acquired:
-        assert acquired
-        await redis.flushall()
-        await asyncio.sleep(0.5)
 
 
 TODAY = Period(SLOT, SLOT + 86_400, "2017-03-21")
