@@ -3,7 +3,6 @@ moves."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import structlog
 from aiohttp.test_utils import TestClient, TestServer
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from redis.asyncio import Redis
 
@@ -38,13 +36,15 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 from stream.windows import CLOCK_MARGIN_US, read_through
+from tests.support import feeding
 from tests.support.feeding import administering, produce, until
+from tests.support.releasing import GENERATION
+from tests.support.topics_reader import records_of
 
 HOUR = 3600
 START = 1_795_266_000
 """2026-11-21 13:00 UTC, the start of an hour: the feed runs from here on."""
 HOURS = 4
-GENERATION = "11111111-1111-4111-8111-111111111111"
 Hourly = Callable[[int], Sequence[bytes]]
 """Messages that arrive in the given hour of the feed."""
 
@@ -242,23 +242,13 @@ async def _records(config: Config) -> dict[str, list[tuple[Any, ...]]]:
     async with administering(bootstrap) as admin:
         topics = [name for name in await _topics(admin) if name != config.feed.topic]
     assert {HEXAGON_SPEED, WINDOW} <= set(topics)
-    consumer = AIOKafkaConsumer(*topics, bootstrap_servers=bootstrap, enable_auto_commit=False)
-    await consumer.start()
-    by_partition: dict[str, list[tuple[Any, ...]]] = {}
-    try:
-        partitions = [TopicPartition(topic, p) for topic in topics for p in consumer.partitions_for_topic(topic) or ()]
-        consumer.unsubscribe()
-        consumer.assign(partitions)
-        await consumer.seek_to_beginning(*partitions)
-        for partition, end in (await consumer.end_offsets(partitions)).items():
-            by_partition[f"{partition.topic}/{partition.partition}"] = records = []
-            while await consumer.position(partition) < end:
-                for r in (await consumer.getmany(partition, timeout_ms=500)).get(partition, []):
-                    size = r.serialized_value_size
-                    records.append((r.offset, r.timestamp, r.timestamp_type, r.key, r.headers, r.value, size))
-    finally:
-        await consumer.stop()
-    return by_partition
+    return {
+        f"{partition.topic}/{partition.partition}": [
+            (r.offset, r.timestamp, r.timestamp_type, r.key, r.headers, r.value, r.serialized_value_size)
+            for r in records
+        ]
+        for partition, records in (await records_of(bootstrap, topics)).items()
+    }
 
 
 async def _look(config: Config, transcript: Transcript) -> None:
@@ -333,5 +323,4 @@ async def _ask_stream(client: TestClient, windows: int, transcript: Transcript) 
 
 def event(user: str, hour: int, second: float, lat: float, lng: float, speed: float) -> bytes:
     """One canonical event of ``second`` in the given hour of the feed."""
-    moment = int((START + hour * HOUR + second) * 1000)
-    return json.dumps({"user": user, "time": moment, "lat": lat, "lng": lng, "speed": speed}).encode()
+    return feeding.event(user, (START + hour * HOUR + second) * 1000, lat, lng, speed)

@@ -141,9 +141,11 @@ async def dump(redis: Redis) -> dict[bytes, bytes]:
 
 async def put_back(redis: Redis, older: dict[bytes, bytes]) -> None:
     """Let a running Redis hold what it held when :func:`dump` was called, and nothing else."""
-    await redis.flushall()
-    for key, value in older.items():
-        await redis.restore(key, 0, value)
+    async with redis.pipeline(transaction=True) as pipe:
+        pipe.flushall()
+        for key, value in older.items():
+            pipe.restore(key, 0, value)
+        await pipe.execute()
 
 
 async def store(redis: Redis, config: Config, rows: np.ndarray, slot: int = SLOT) -> RowStore:

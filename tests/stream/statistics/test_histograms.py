@@ -29,7 +29,6 @@ from stream.statistics.histograms.histograms import (
     draw_histograms,
     exact_counts,
     region_domain,
-    regions_of,
 )
 from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.values.cell_statistics import worst_biases
@@ -39,17 +38,17 @@ from tests.dpcore.spatial.mechanisms import assert_alike
 from tests.support import hourly, releasing
 from tests.support.builders import EVERY_MECHANISM, SLOT, bus_config, located_rows, random_rows, with_histograms
 from tests.support.nightly import nightly_but
-from tests.support.releasing import bodies_of, build_messages, planned, planned_with_fixes, released
+from tests.support.releasing import (
+    bodies_of,
+    build_messages,
+    components_of,
+    planned,
+    planned_with_fixes,
+    released,
+)
 from tests.support.schemas import validate
 
 RELATIONS = ["values", "participation"]
-
-
-def exact_components(plan: Plan, fixes: Fixes) -> np.ndarray:
-    domain = region_domain(plan.terms.histogram)
-    return Footprints.of(
-        regions_of(plan.terms.histogram, fixes), domain, plan.terms.histogram.regions.diameter_m
-    ).total()
 
 
 def region_sensitivity(plan: Plan) -> int:
@@ -73,7 +72,7 @@ def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contrib
             spent[user] = spent.get(user, 0) + charge
             assert spent[user] <= config.privacy.ledger_budget
         mine = who(plan, fixes)
-        releases.append((exact_counts(plan.terms.histogram, mine), exact_components(plan, mine)))
+        releases.append((exact_counts(plan.terms.histogram, mine), components_of(plan, mine)))
     return releases
 
 
