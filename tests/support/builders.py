@@ -164,11 +164,6 @@ def zcdp_config(
     file = tmp_path / "zcdp.toml"
     file.write_text(text, encoding="utf-8")
     config = load_config(file, **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides))
-    return with_rho(config, rho, rho_budget)
-
-
-def with_rho(config: Config, rho: float, rho_budget: float) -> Config:
-    """``config`` with exactly these allowances of a window and a period."""
     privacy = config.privacy.model_copy()
     vars(privacy).update(ledger_grant=round(rho * NANO), ledger_budget=round(rho_budget * NANO))
     for name in ("epsilon", "budget"):  # derived from them, and perhaps known already

@@ -1,6 +1,7 @@
 """Feeds with real servers, whose Redis can be set back."""
 
 import json
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from stream.protocol.ledger_check import verify_ledger
 from stream.storage.ledger import Ledger
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config
 from tests.support.sharing import PERIOD, sharing
-from tests.support.stored_rows import back_up, fill, set_back
+from tests.support.stored_rows import fill
 from tests.support.topics_reader import read_all
 
 HOUR = 3600
@@ -75,10 +76,16 @@ class City:
         return [marker["sequence"] for marker in await self.markers()]
 
     def backup(self) -> None:
-        back_up(self.server, self.folder / "backup")
+        """Copy the append-only file, in place of an earlier copy."""
+        shutil.rmtree(self.folder / "backup", ignore_errors=True)
+        shutil.copytree(self.server.folder / "appendonlydir", self.folder / "backup")
 
     def set_back(self) -> None:
-        set_back(self.server, self.folder / "backup")
+        """Start Redis again with the copy, as an operator does who restores a backup."""
+        self.server.stop()
+        shutil.rmtree(self.server.folder / "appendonlydir")
+        shutil.copytree(self.folder / "backup", self.server.folder / "appendonlydir")
+        self.server.start()
 
 
 @pytest.fixture
