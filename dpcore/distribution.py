@@ -2,11 +2,11 @@
 
 To be proved: if all values of one user change, the counts of one level of a cell's tree move by at most
 :meth:`Distribution.sensitivities` of their pair there, Δ = 2Γ, in L1. With independent discrete Laplace noise of scale
-b_gi on the nodes of level i of cell g they lose at most Σ_g Σ_i Δ/b_gi, and :meth:`Distribution.charges` is never below
-that. Proof: the public total of the cell stays; each of their Γ retained values leaves one node of a level and enters
-another, which moves the level by 2. Nodes of a level have one scale, so an L1 change d costs d/b; levels and cells add
-up. Tested: by brute force in ``tests/dpcore/test_distribution.py``, on the shipped path in
-``tests/audit/test_values_audit.py``.
+b_gi on the nodes of level i of cell g they lose at most Σ_g Σ_i Δ/b_gi, and :func:`~dpcore.allocation.exact_charges` of
+:meth:`Distribution.rows` are never below that. Proof: the public total of the cell stays; each of their Γ retained
+values leaves one node of a level and enters another, which moves the level by 2. Nodes of a level have one scale, so an
+L1 change d costs d/b; levels and cells add up. Tested: by brute force in ``tests/dpcore/test_distribution.py``, on the
+shipped path in ``tests/audit/test_values_audit.py``.
 
 Neighbours differ in the values of one user; counts are public. Source: [T], mechanisms S12, S14.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpcore.allocation import Sensitivities, checked_retained, exact_charges
+from dpcore.allocation import Sensitivities, checked_retained
 from dpcore.arrays import FloatArray, IntArray
 from dpcore.cdf import CDFs, bin_edges, bin_tree, consistent_cells
 from dpcore.contributions import Contributions, Counts
@@ -62,10 +62,6 @@ class Distribution:
         )
         by_level = np.array([max(n - 1, 1) ** (2 / 3) for n in tree.factors])
         return replace(rows, weight=rows.weight * np.tile(by_level / by_level.mean(), counts.n_cells))
-
-    def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
-        """µε of each user for noise of ``scales`` (C, h), shape (L,): Σ of Δ/b over cells and levels, rounded up."""
-        return exact_charges(self.rows(counts, retained), scales.numerator.ravel(), scales.denominator.ravel())
 
     def integers(self, kept: Contributions) -> IntArray:
         """Counts of the retained values per cell and bin, shape (C, K): the leaves; never to be shown.

@@ -2,29 +2,60 @@
 
 To be proved: if all values of one user change, Σx of cell g moves by at most :meth:`Mean.sensitivities` of their pair
 there, Δ = min(U·Γ, T), where T is the cap of the cell. With independent discrete Laplace noise of scale b_g in each
-cell they therefore lose at most Σ_g Δ/b_g, and :meth:`Mean.charges` is never below that. Proof: each of their Γ
-retained values was clipped to [0, U], so their sum lies in [0, U·Γ]; capped, in [0, T]. An integer that moves by d
-under noise of scale b costs d/b, and the cells' noises are independent, so their costs add up. Tested: by brute force
-in ``tests/dpcore/test_mean.py``, on the shipped path in ``tests/audit/test_values_audit.py`` and, where hexagons are
-merged, in ``tests/stream/statistics/test_pipeline.py``.
+cell they therefore lose at most Σ_g Δ/b_g, and :func:`~dpcore.allocation.exact_charges` of
+:meth:`~CellStatistic.rows` are never below that. Proof: each of their Γ retained values was clipped to [0, U], so
+their sum lies in [0, U·Γ]; capped, in [0, T]. An integer that moves by d under noise of scale b costs d/b, and the
+cells' noises are independent, so their costs add up. Tested: by brute force in ``tests/dpcore/test_mean.py``, on the
+shipped path in ``tests/audit/test_values_audit.py`` and, where hexagons are merged, in
+``tests/stream/statistics/test_pipeline.py``.
 
 Neighbours differ in the values of one user; counts, hence n, Γ, the caps and the scales, are public. Integers are sums
 of quanta. Source: [C] arXiv 2405.06261, mechanisms S7, S14.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 
-from dpcore.allocation import Sensitivities, checked_retained, exact_charges
+from dpcore.allocation import Sensitivities, checked_retained
 from dpcore.arrays import FloatArray, IntArray
 from dpcore.contributions import MAX_TOTAL, Contributions, Counts
 from dpcore.errors import ParameterError
-from dpcore.scales import LaplaceScales, check_clipped, checked_upper
+from dpcore.scales import check_clipped, checked_upper
+
+
+class CellStatistic(ABC):
+    """Integers of every cell that one user moves by a known amount at most, and the noise that is added to them."""
+
+    @abstractmethod
+    def sensitivities(self, counts: Counts, retained: IntArray) -> IntArray:
+        """Δ of the integers of a cell for each of its pairs, by ``retained`` samples (P,); shape (P,)."""
+
+    @abstractmethod
+    def full_ranges(self, counts: Counts, retained: IntArray) -> FloatArray:
+        """Integers in the full range of the statistic of each cell, shape (C,): noise over it is an error in ranges."""
+
+    @abstractmethod
+    def integers(self, kept: Contributions) -> IntArray:
+        """What noise is added to, cells last; never to be shown."""
+
+    def rows(self, counts: Counts, retained: IntArray) -> Sensitivities:
+        """Rows of the allocation, one per cell; weight = events per full range, so that units compare."""
+        weight = counts.by_cell(counts.samples) / self.full_ranges(counts, retained)
+        return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
+
+    def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
+        """The integers with ``noise`` of their shape: one draw of the scales that were charged for."""
+        return self.integers(kept) + noise
+
+    def clipping_bias(self, total: IntArray, retained: IntArray) -> FloatArray:
+        """Worst-case bias of the statistic of n of N samples in full ranges, shape (C,): that of a mean."""
+        return clipping_bias(total, retained)
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(CellStatistic):
     """``upper``: U in quanta. ``caps``: most that one user adds to Σx of each cell, in quanta, shape (C,); None for no
     caps.
 
@@ -46,15 +77,6 @@ class Mean:
         delta: IntArray = retained * self.upper
         return delta if self.caps is None else np.minimum(delta, self.caps[counts.pair_cell])
 
-    def rows(self, counts: Counts, retained: IntArray) -> Sensitivities:
-        """Rows of the allocation, one per cell; weight = events per full range U·n of Σx, so that units compare."""
-        weight = counts.by_cell(counts.samples) / np.maximum(counts.by_cell(retained) * self.upper, 1)
-        return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
-
-    def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
-        """µε of each user for noise of ``scales`` (C,), shape (L,): Σ over their cells of Δ/b, each term rounded up."""
-        return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
-
     def integers(self, kept: Contributions) -> IntArray:
         """Σx of the retained values per cell, shape (C,): what noise is added to; never to be shown.
 
@@ -64,22 +86,13 @@ class Mean:
         self._check_caps(kept.counts)
         return kept.cell_sums(self.caps)
 
-    def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
-        """Noisy Σx, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for
-        (:class:`LaplaceScales`)."""
-        return self.integers(kept) + noise
-
     def unit(self, counts: Counts, quantum: float) -> FloatArray:
         """Mean per unit of the integer, shape (C,): ``quantum`` over n, the samples of each cell in ``counts``."""
         return np.asarray(quantum / np.maximum(counts.by_cell(counts.samples), 1))
 
     def full_ranges(self, counts: Counts, retained: IntArray) -> FloatArray:
-        """Integers in the full range of the mean of each cell, shape (C,): noise over it is an error in ranges U."""
+        """Integers in the full range U·n of Σx, shape (C,)."""
         return np.maximum(counts.by_cell(retained) * self.upper, 1).astype(np.float64)
-
-    def clipping_bias(self, total: IntArray, retained: IntArray) -> FloatArray:
-        """Worst-case bias 1 − n/N of a mean over n of N samples, in ranges U, shape (C,)."""
-        return clipping_bias(total, retained)
 
     def _check_caps(self, counts: Counts) -> None:
         if self.caps is not None and len(self.caps) != counts.n_cells:

@@ -7,13 +7,14 @@ summed over its retained samples that move: S = Σ (2x − v − U) and M = Σ �
 
 To be proved: if all values of one user change, (S, M) of cell g moves in L1 norm, and hence in L2 norm, by at most
 :meth:`MovingMean.sensitivities` of their pair there, 2·Δ·Γ. With independent discrete Laplace noise of one scale b_g on
-both they therefore lose at most Σ_g 2ΔΓ/b_g, and :meth:`MovingMean.charges` is never below that; with discrete Gaussian
-noise of scale σ_g at most Σ_g (2ΔΓ)²/(2σ_g²). Proof: one sample adds nothing where it stands, and (s, Δ) with |s| <= Δ
-where it moves. From standing to moving that is a change of |s| + Δ <= 2Δ, from moving to moving one of |s − s'| + 0 <=
-2Δ. Γ samples: the triangle inequality. Noise of scale b on two integers that move by (d, e) costs (|d| + |e|)/b,
-Gaussian noise (d² + e²)/(2σ²), and cells' noises are independent, so costs add up. So the number costs nothing beside
-the sum; alone, S would need the same noise. Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped
-path in ``tests/audit/test_values_audit.py``.
+both they therefore lose at most Σ_g 2ΔΓ/b_g, and :func:`~dpcore.allocation.exact_charges` of
+:meth:`~dpcore.mean.CellStatistic.rows` are never below that; with discrete Gaussian noise of scale σ_g at most Σ_g
+(2ΔΓ)²/(2σ_g²). Proof: one sample adds nothing where it stands, and (s, Δ) with |s| <= Δ where it moves. From standing
+to moving that is a change of |s| + Δ <= 2Δ, from moving to moving one of |s − s'| + 0 <= 2Δ. Γ samples: the triangle
+inequality. Noise of scale b on two integers that move by (d, e) costs (|d| + |e|)/b, Gaussian noise (d² + e²)/(2σ²),
+and cells' noises are independent, so costs add up. So the number costs nothing beside the sum; alone, S would need the
+same noise. Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped path in
+``tests/audit/test_values_audit.py``.
 
 Neighbours differ in the values of one user; Γ and the scales are functions of public counts, and v is a constant. Which
 of their reports move is protected, as values are. Source: mechanism S7 for a pair of numbers.
@@ -24,17 +25,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpcore._whole_numbers import whole_number
-from dpcore.allocation import Sensitivities, checked_retained, exact_charges
+from dpcore.allocation import checked_retained
 from dpcore.arrays import FloatArray, IntArray
 from dpcore.bernstein import Ratio, ratio_of
 from dpcore.contributions import Contributions, Counts
 from dpcore.errors import ParameterError
-from dpcore.mean import clipping_bias
-from dpcore.scales import LaplaceScales, check_clipped, checked_upper
+from dpcore.mean import CellStatistic
+from dpcore.scales import check_clipped, checked_upper
 
 
 @dataclass(frozen=True)
-class MovingMean:
+class MovingMean(CellStatistic):
     """``upper``: U in quanta. ``least``: v, where moving begins. Raises :class:`ParameterError` unless 0 < v < U."""
 
     upper: int
@@ -54,15 +55,6 @@ class MovingMean:
         checked_retained(counts, retained)
         return retained * (2 * self.span)
 
-    def rows(self, counts: Counts, retained: IntArray) -> Sensitivities:
-        """Rows of the allocation, one per cell for both numbers; weight = events per full range 2·Δ·n of S."""
-        weight = counts.by_cell(counts.samples) / self.full_ranges(counts, retained)
-        return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
-
-    def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
-        """µε of each user for noise of ``scales`` (C,) on both, (L,): Σ over their cells of 2ΔΓ/b, rounded up."""
-        return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
-
     def integers(self, kept: Contributions) -> IntArray:
         """S and M of the retained values per cell, shape (2, C): what noise is added to; never to be shown.
 
@@ -72,10 +64,6 @@ class MovingMean:
         least, both = self.least, self.least + self.upper
         sums = kept.cell_totals(lambda x: np.where(x >= least, 2 * x - both, 0))
         return np.array([sums, kept.cell_totals(lambda x: np.where(x >= least, self.span, 0))])
-
-    def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
-        """Noisy S and M, (2, C), from ``noise`` (2, C): two draws of the scales that were charged for."""
-        return self.integers(kept) + noise
 
     def number(self, noisy: IntArray) -> FloatArray:
         """Number of moving reports, shape (C,), from the noisy (2, C)."""
@@ -93,7 +81,3 @@ class MovingMean:
     def full_ranges(self, counts: Counts, retained: IntArray) -> FloatArray:
         """Integers in the full range of S of each cell if all reports move, shape (C,)."""
         return np.maximum(counts.by_cell(retained) * (2 * self.span), 1).astype(np.float64)
-
-    def clipping_bias(self, total: IntArray, retained: IntArray) -> FloatArray:
-        """Bias 1 − n/N of a mean of n of N samples if as many of both move, in ranges, (C,): for predictions alone."""
-        return clipping_bias(total, retained)

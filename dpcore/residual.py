@@ -21,12 +21,12 @@ from typing import NamedTuple, Self
 import numpy as np
 import scipy
 
-from dpcore.allocation import Sensitivities, checked_retained, exact_charges
+from dpcore.allocation import checked_retained
 from dpcore.arrays import FloatArray, IntArray
 from dpcore.contributions import Contributions, Counts
 from dpcore.errors import ParameterError
-from dpcore.mean import clipping_bias
-from dpcore.scales import LaplaceScales, check_clipped, checked_upper
+from dpcore.mean import CellStatistic
+from dpcore.scales import check_clipped, checked_upper
 
 KAPPAS = (0.25, 0.4, 0.6, 0.85, 1.2, 1.7, 2.4, np.inf)
 """Candidate half ranges, in spreads of users; the last is no clipping."""
@@ -47,7 +47,7 @@ that is nearer narrows it."""
 
 
 @dataclass(frozen=True)
-class ResidualMean:
+class ResidualMean(CellStatistic):
     """Σ of users' clipped sums per cell, relation "values". ``lower``, ``upper``: shape (C,), quanta, 0 <= lower <
     upper <= ``top``, U.
 
@@ -76,25 +76,9 @@ class ResidualMean:
         self._check_cells(counts)
         return retained * (self.upper - self.lower)[counts.pair_cell]
 
-    def rows(self, counts: Counts, retained: IntArray) -> Sensitivities:
-        """Rows of the allocation, one per cell; weight = events per full range U·n of the undone mean, as in
-        :class:`dpcore.mean.Mean`."""
-        kept = np.maximum(counts.by_cell(retained) * self.top, 1)
-        weight = counts.by_cell(counts.samples) / (kept * self.gain)
-        return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
-
-    def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
-        """µε of each user for Laplace noise of ``scales`` (C,), shape (L,): Σ over their cells of Δ/b, each term
-        rounded up."""
-        return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
-
     def full_ranges(self, counts: Counts, retained: IntArray) -> FloatArray:
         """Integers in the full range U of the undone mean of each cell, shape (C,)."""
         return np.maximum(counts.by_cell(retained) * self.top * self.gain, 1.0)
-
-    def clipping_bias(self, total: IntArray, retained: IntArray) -> FloatArray:
-        """Worst-case bias of a mean over n of N samples, in ranges U, shape (C,), beside what ranges add."""
-        return clipping_bias(total, retained)
 
     def integers(self, kept: Contributions) -> IntArray:
         """Σ of the clipped sums per cell, shape (C,): what noise is added to; never to be shown.
@@ -106,10 +90,6 @@ class ResidualMean:
         counts = kept.counts
         low, high = (end[counts.pair_cell] * counts.samples for end in (self.lower, self.upper))
         return counts.by_cell(np.clip(kept.pair_sums, low, high))
-
-    def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
-        """Noisy sums, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for."""
-        return self.integers(kept) + noise
 
     def unit(self, counts: Counts, quantum: float) -> FloatArray:
         """Clipped mean per unit of the integer, shape (C,): ``quantum`` over the samples of each cell in ``counts``."""

@@ -3,11 +3,11 @@ scale.
 
 To be proved: if all values of one user change, the integer V = ⌊(n·Σx² − (Σx)²)/(n²·grid)⌋ of a cell moves by at most
 :meth:`Variance.sensitivities` of their pair there, Δ = ⌈U²·j·(n−j)/(n²·grid)⌉ with j = min(Γ, ⌊n/2⌋). With discrete
-Laplace noise of scale b_g in each cell they lose at most Σ_g Δ/b_g, and :meth:`Variance.charges` is never below that.
-Proof: the variance is convex in every value, so it is extreme where their values are 0 or U; with i of them at U and
-the others' best placed it moves by at most U²·j(n−j)/n². Rounding down: |⌊a⌋ − ⌊b⌋| <= ⌈|a − b|⌉. Costs of cells add up
-as in :mod:`dpcore.mean`. Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped path in
-``tests/audit/test_values_audit.py``.
+Laplace noise of scale b_g in each cell they lose at most Σ_g Δ/b_g, and :func:`~dpcore.allocation.exact_charges` of
+:meth:`~dpcore.mean.CellStatistic.rows` are never below that. Proof: the variance is convex in every value, so it is
+extreme where their values are 0 or U; with i of them at U and the others' best placed it moves by at most U²·j(n−j)/n².
+Rounding down: |⌊a⌋ − ⌊b⌋| <= ⌈|a − b|⌉. Costs of cells add up as in :mod:`dpcore.mean`. Tested: by brute force in
+``tests/dpcore/test_mean.py``, on the shipped path in ``tests/audit/test_values_audit.py``.
 
 Neighbours differ in the values of one user; counts are public. Source: [C] arXiv 2405.06261, mechanisms S7 (its
 clipping bias cases and its item-level Δ corrected, ``research/errata.md``).
@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 
 from dpcore._whole_numbers import whole_number
-from dpcore.allocation import Sensitivities, checked_retained, exact_charges
+from dpcore.allocation import checked_retained
 from dpcore.arrays import FloatArray, IntArray
 from dpcore.contributions import MAX_TOTAL, Contributions, Counts
 from dpcore.errors import ParameterError
-from dpcore.scales import LaplaceScales, check_clipped, checked_upper
+from dpcore.mean import CellStatistic
+from dpcore.scales import check_clipped, checked_upper
 
 
 @dataclass(frozen=True)
-class Variance:
+class Variance(CellStatistic):
     """``upper``: U in quanta. ``grid``: public granularity of the variance in quanta².
 
     Raises :class:`ParameterError` unless they are integers, ``upper`` of 0 or more and ``grid`` of 1 or more.
@@ -54,16 +55,6 @@ class Variance:
         ceiling: IntArray = (-(-moved // unit)).astype(np.int64)
         return ceiling
 
-    def rows(self, counts: Counts, retained: IntArray) -> Sensitivities:
-        """Rows of the allocation, one per cell; weight = events per full range U²/4 of the variance."""
-        span = max(self.upper * self.upper / 4 / self.grid, 1.0)
-        weight = counts.by_cell(counts.samples) / span
-        return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
-
-    def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
-        """µε of each user for noise of ``scales`` (C,), shape (L,): Σ over their cells of Δ/b, each term rounded up."""
-        return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
-
     def integers(self, kept: Contributions) -> IntArray:
         """⌊(n·Σx² − (Σx)²)/(n²·grid)⌋ per cell, shape (C,); 0 where n = 0. Exact for any n; never to be shown.
 
@@ -75,18 +66,13 @@ class Variance:
         squares = kept.cell_squares().astype(object)
         return np.asarray((n * squares - sums * sums) // np.maximum(n * n * self.grid, 1)).astype(np.int64)
 
-    def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
-        """Noisy V, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for
-        (:class:`LaplaceScales`)."""
-        return self.integers(kept) + noise
-
     def unit(self, counts: Counts, quantum: float) -> FloatArray:
         """Variance per unit of the integer, shape (C,): ``quantum``² times the grid."""
         return np.full(counts.n_cells, self.grid * quantum**2)
 
     def full_ranges(self, counts: Counts, retained: IntArray) -> FloatArray:
-        """Integers in the full range U²/4 of the variance, shape (C,)."""
-        return np.full(counts.n_cells, self.upper * self.upper / 4 / self.grid)
+        """Integers in the full range U²/4 of the variance, shape (C,), at least 1."""
+        return np.full(counts.n_cells, max(self.upper * self.upper / 4 / self.grid, 1.0))
 
     def clipping_bias(self, total: IntArray, retained: IntArray) -> FloatArray:
         """Worst-case bias of a variance over n of N samples in full ranges U²/4, shape (C,)."""

@@ -66,7 +66,7 @@ def epsilon_lower_bound(one: npt.ArrayLike, other: npt.ArrayLike, alpha: float =
         for kind, thresholds in _candidates(np.concatenate([a, b])):
             ka, kb = _hits(a, kind, thresholds), _hits(b, kind, thresholds)
             for flipped, (p, q, np_, nq) in ((False, (ka, kb, len(a), len(b))), (True, (kb, ka, len(b), len(a)))):
-                scores = _log_ratio(p, np_, q, nq, alpha)
+                scores = log_ratio(p, np_, q, nq, alpha)
                 at = int(np.argmax(scores))
                 if best is None or scores[at] > best[0]:
                     name = (
@@ -80,7 +80,7 @@ def epsilon_lower_bound(one: npt.ArrayLike, other: npt.ArrayLike, alpha: float =
     if flipped:
         a, b = b, a
     hits = tuple(int(_hits(side, kind, np.array([threshold]))[0]) for side in (a, b))
-    bound = float(_log_ratio(np.array(hits[:1]), len(a), np.array(hits[1:]), len(b), alpha)[0])
+    bound = float(log_ratio(np.array(hits[:1]), len(a), np.array(hits[1:]), len(b), alpha)[0])
     return Bound(bound, f"{name} {kind} {threshold:g}", (hits[0], hits[1]), (len(a), len(b)), alpha)
 
 
@@ -212,7 +212,7 @@ def _hits(values: FloatArray, kind: str, thresholds: FloatArray) -> npt.NDArray[
     return {">=": len(values) - below, "<=": up_to, "==": up_to - below}[kind]
 
 
-def _log_ratio(
+def log_ratio(
     k_one: npt.NDArray[np.int64], n_one: int, k_two: npt.NDArray[np.int64], n_two: int, alpha: float
 ) -> FloatArray:
     """log(lower bound of p_one / upper bound of p_two), Clopper–Pearson at α/2 each."""

@@ -31,7 +31,6 @@ from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT
 from tests.support.releasing import draw, due_of, planned
-from tests.support.tapes import tape
 
 Event = tuple[int, int, int]
 """(Cell of the town, user of the town, value in quanta)."""
@@ -121,11 +120,6 @@ class World:
 def as_drawn(plan: Plan, read: WindowRows) -> Contributions:
     """What the draw under ``plan`` is given of a window's rows."""
     return by_planned_cells(plan, read.as_planned(plan).contributions)
-
-
-def recorded(seed: int) -> Noise:
-    """The same noise in every run."""
-    return Noise(tape(seed))
 
 
 def releases(

@@ -6,7 +6,6 @@ held against what is charged in nρ and stated as (ε, δ). Planted bugs must sh
 """
 
 import math
-from collections.abc import Callable
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -37,10 +36,6 @@ class Interval(NamedTuple):
         return Fraction(self.low) <= value <= Fraction(self.high)
 
 
-Law = Callable[[int], Interval]
-"""Encloses the mass of an integer, up to one common factor."""
-
-
 def _decimal(value: Fraction) -> Decimal:
     return Decimal(value.numerator) / Decimal(value.denominator)
 
@@ -52,17 +47,17 @@ def exponential(exponent: Fraction) -> Interval:
         return Interval(middle * (1 - WIDEN), middle * (1 + WIDEN))
 
 
-def discrete(variance: Fraction) -> Law:
-    """∝ exp(−x²/(2·variance))."""
-    return lambda x: exponential(-Fraction(x * x) / (2 * variance))
+def divergence(variance: Fraction, shift: int, order: Fraction) -> Interval:
+    """Encloses D_order(p ‖ p shifted) = ln(Σ p(x)^α·p(x − shift)^(1−α)) / (α − 1), p ∝ exp(−x²/(2·variance)), from the
+    masses alone.
 
-
-def divergence(law: Law, shift: int, order: Fraction, reach: int) -> Interval:
-    """Encloses D_order(law ‖ law shifted) = ln(Σ p(x)^α·p(x − shift)^(1−α)) / (α − 1), from the masses alone.
-
-    ``reach``: terms beyond it on either side of their largest are below 10⁻⁶⁰ of the sum and fall at least by half
-    each.
+    Terms beyond ``reach`` on either side of their largest are below 10⁻⁶⁰ of the sum and fall at least by half each.
     """
+    reach = math.ceil(20 * math.sqrt(variance)) + 10 + math.ceil(order) * shift
+
+    def law(x: int) -> Interval:
+        return exponential(-Fraction(x * x) / (2 * variance))
+
     with localcontext(prec=DIGITS):
         alpha = _decimal(order)
         centre = -math.floor((order - 1) * shift)
@@ -82,10 +77,6 @@ def divergence(law: Law, shift: int, order: Fraction, reach: int) -> Interval:
         return Interval(ends[0] - WIDEN, ends[1] + WIDEN)
 
 
-def reach_of(variance: Fraction, shift: int, order: Fraction) -> int:
-    return math.ceil(20 * math.sqrt(variance)) + 10 + math.ceil(order) * shift
-
-
 SCALES = [(1, NANO // 2), (1, 20_000_000), (3, 400_000_000), (5, 125_000_000), (1, 4 * NANO)]
 """(sensitivity, nρ), small enough to sum every mass."""
 ORDERS = [Fraction(2), Fraction(3), Fraction(8), Fraction(3, 2), Fraction(101, 100), Fraction(17, 4)]
@@ -98,7 +89,7 @@ def test_renyi_divergences_of_planned_noise_are_at_most_the_charge_and_exactly_i
     charge = int(gaussian_losses(np.array([sensitivity]), t, s)[0])
     exact = Fraction(sensitivity**2) / (2 * variance)
     for order in ORDERS:
-        interval = divergence(discrete(variance), sensitivity, order, reach_of(variance, sensitivity, order))
+        interval = divergence(variance, sensitivity, order)
         assert Fraction(interval.high) <= order * Fraction(charge, NANO) + Fraction(1, 10**35), order
         assert exact * NANO <= charge <= rho
         if order.denominator == 1:
@@ -204,7 +195,7 @@ def delta_of_windows(sigma: float, windows: int, epsilon: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("rho", "windows"), [(10_000, 1), (50_000_000, 8), (5_000_000, 24), (500_000_000, 2), (4 * NANO, 1)]
+    ("rho", "windows"), [(10_000, 1), (50_000_000, 8), (5_000_000, 24), (500_000_000, 2), (4 * NANO, 1), (30 * NANO, 1)]
 )
 @pytest.mark.parametrize("delta", [1e-5, 1e-6, 1e-8, 1e-12])
 def test_the_epsilon_stated_for_a_period_holds_for_the_whole_transcript_and_rho_taken_for_epsilon_does_not(
@@ -214,7 +205,7 @@ def test_the_epsilon_stated_for_a_period_holds_for_the_whole_transcript_and_rho_
     stated, composed = epsilon_of_rho(windows * rho, delta), windows * rho / NANO
     assert delta_of_windows(t / s, windows, stated) <= delta
     assert stated <= composed + 2 * math.sqrt(composed * math.log(1 / delta)), "the simple bound"
-    assert delta_of_windows(t / s, windows, composed) > 100 * delta, "ρ stated as ε is no promise"
+    assert rho > 4 * NANO or delta_of_windows(t / s, windows, composed) > 100 * delta, "ρ stated as ε is no promise"
     forgotten = epsilon_of_rho(rho, delta)
     assert windows == 1 or delta_of_windows(t / s, windows, forgotten) > 10 * delta, "composition forgotten"
     true = optimize.brentq(lambda e: delta_of_windows(t / s, windows, e) - delta, 0, stated + 1)

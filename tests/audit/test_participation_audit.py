@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from scipy import stats
 
 from dpcore.accounting import NANO
 from dpcore.contributions import Counts
@@ -35,7 +36,7 @@ from stream.statistics.plan import ParticipationPart, Plan
 from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import WindowRows
 from tests.audit.blackbox import assert_private, epsilon_lower_bound, mu_lower_bound
-from tests.audit.shipped import Event, Towns, recorded
+from tests.audit.shipped import Event, Towns
 from tests.audit.worlds import (
     AREA,
     OF_EPSILON,
@@ -49,10 +50,12 @@ from tests.audit.worlds import (
     worst_loss,
     worst_shares,
 )
+from tests.dpcore.silence import Silence
 from tests.support.builders import bus_config, random_rows, zcdp_config
 from tests.support.nightly import nightly, nightly_but
 from tests.support.participating import riders
 from tests.support.releasing import draw, planned
+from tests.support.tapes import recorded
 
 U = 6500
 BOX = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
@@ -123,6 +126,17 @@ def test_gaussian_noise_tells_no_more_than_rho(tmp_path, weight, monkeypatch):
     there, charge = noisy_numbers(config, MINE + OTHERS, recorded(3), monkeypatch)
     absent, _ = noisy_numbers(config, OTHERS, recorded(4), monkeypatch)
     assert_private(mu_lower_bound(there, absent), (2 * charge) ** 0.5)
+
+
+@pytest.mark.parametrize("weight", ["share", "sample"])
+def test_the_95_percent_interval_of_a_count_is_that_of_its_gaussian(tmp_path, weight):
+    """n = 10 653 cells, two-sided at α = 1e-6: refuted outside 93.9 to 96.1 %, so 93 and 97 % with power > 0.99."""
+    config = zcdp(tmp_path, weight)
+    plan, contributions = planned(config, Towns.of_list(public_cells(config), 3).rows(OTHERS))
+    quiet, seen = (draw(plan, contributions, noise)["users"] for noise in (Silence(), recorded(5)))
+    inside = (seen.low <= quiet.raw) & (quiet.raw <= seen.high)
+    assert len(inside) == 10_653
+    assert stats.binomtest(int(inside.sum()), len(inside), 0.95).pvalue > 1e-6
 
 
 @pytest.mark.parametrize("weight", [*WEIGHTS, "area"])

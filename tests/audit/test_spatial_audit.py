@@ -14,15 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dpcore.noise import Noise
 from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.htf import RankedCells, split_costs, split_sensitivity
 from dpcore.spatial.partition import box_sums, image_of, whole
 from dpcore.spatial.trees import Candidates, median_costs
 from tests.audit.blackbox import FloatArray, Pooled, assert_private, epsilon_lower_bound
-from tests.dpcore.spatial.mechanisms import every_mechanism
+from tests.dpcore.spatial.mechanisms import choice_loss, every_mechanism
 from tests.support.nightly import nightly_but
-from tests.support.tapes import tape
+from tests.support.tapes import recorded, tape
 
 N = 600
 EPSILON = 1.0
@@ -64,12 +63,6 @@ def test_a_black_box_finds_no_more_than_epsilon(name):
     assert_private(epsilon_lower_bound(*Audit(MECHANISMS[name]).draws(N)), EPSILON)
 
 
-def loss(costs: npt.NDArray[np.int64], others: npt.NDArray[np.int64], rate: float) -> float:
-    """Largest |ln P(i)/P′(i)| of two exponential mechanisms with P ∝ exp(−rate·cost)."""
-    first, second = (-c * rate - np.logaddexp.reduce(-c * rate) for c in (costs, others))
-    return float(np.abs(first - second).max())
-
-
 def worst_loss(costs_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], rate: float) -> float:
     """Largest loss of a choice over 40 random 4 × 4 grids and every neighbour with one point more in a cell."""
     rng, worst = np.random.default_rng(5), 0.0
@@ -79,7 +72,7 @@ def worst_loss(costs_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]
         for cell in range(16):
             more = counts.copy()
             more.ravel()[cell] += 1
-            worst = max(worst, loss(base, costs_of(more), rate))
+            worst = max(worst, choice_loss(base, costs_of(more), rate))
     return worst
 
 
@@ -89,9 +82,8 @@ def htf_costs(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def kd_costs(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    boxes, image = whole(DOMAIN), image_of(counts)
-    candidates = Candidates.of(boxes, 0)
-    return median_costs(image, boxes, candidates)
+    boxes = whole(DOMAIN)
+    return median_costs(image_of(counts), boxes, Candidates.of(boxes, 0))
 
 
 def e2epriv_costs(objective: Any) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
@@ -118,7 +110,7 @@ def test_every_private_choice_loses_at_most_its_share_exactly(name):
 def test_levels_of_a_tree_are_disjoint_so_that_one_point_moves_one_count_of_each(name):
     """Brute force: every cell of a 4 × 4 grid, on the boxes of a drawn tree."""
     counts = np.random.default_rng(6).integers(0, 40, (4, 4))
-    tree = MECHANISMS[name].tree(counts, DOMAIN, MICRO, Noise(tape(7)), 1)
+    tree = MECHANISMS[name].tree(counts, DOMAIN, MICRO, recorded(7), 1)
     base = box_sums(image_of(counts), tree.boxes)
     for cell in range(16):
         more = counts.copy()

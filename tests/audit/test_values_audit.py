@@ -18,6 +18,9 @@ over the integers and scales that the shipped draw combines. No sampling; power 
 """
 
 import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -43,7 +46,7 @@ from stream.storage.ledger import Ledger, OutOfTurnError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ROW
 from tests.audit.blackbox import FloatArray, Pooled, assert_private, epsilon_lower_bound
-from tests.audit.shipped import Event, Towns, World, as_drawn, drawn, recorded
+from tests.audit.shipped import Event, Towns, World, as_drawn, drawn
 from tests.audit.values_transcripts import (
     MERGED,
     OF_A_WINDOW,
@@ -65,7 +68,7 @@ from tests.support.closing import Collected
 from tests.support.nightly import nightly, nightly_but
 from tests.support.participating import riders
 from tests.support.releasing import planned
-from tests.support.tapes import tape
+from tests.support.tapes import recorded, tape
 
 TOWNS, DRAWS = 800, 25
 READ_IN_EVERY_RUN = ("as configured", "mean", "a tight cap", "moving reports alone")
@@ -78,33 +81,31 @@ def town(own: int) -> list[Event]:
     return [(0, 1, own), (0, 1, own), (1, 1, own), (0, 2, 0), (0, 2, 0), (0, 3, 0), (1, 3, 0), (1, 4, 0), (1, 4, 0)]
 
 
-@pytest.mark.parametrize("name", nightly_but(READ_IN_EVERY_RUN, OF_A_WINDOW))
-def test_no_reader_of_a_window_learns_more_of_a_users_values_than_they_are_charged(tmp_path, name):
-    config, towns = fleet(tmp_path, **OF_A_WINDOW[name]), Towns.unlisted(TOWNS, 2)
+def audit(config: Config, towns: Towns, draw: Callable[[Plan, Contributions], FloatArray]) -> None:
+    """Whether what ``draw`` shows of all towns tells more of user 1 than they are charged."""
     sides = [planned(config, towns.rows(town(own))) for own in (0, U)]
     (plan, _), (other, _) = sides
     assert plan.digest == other.digest, "the plan looked at values"
+    assert_private(epsilon_lower_bound(*(draw(*side) for side in sides)), towns.charge(plan, 1))
 
-    noise = recorded(1)
-    outputs = [drawn(mine, contributions, towns, DRAWS, noise) for mine, contributions in sides]
-    assert_private(epsilon_lower_bound(*outputs), towns.charge(plan, 1))
+
+@pytest.mark.parametrize("name", nightly_but(READ_IN_EVERY_RUN, OF_A_WINDOW))
+def test_no_reader_of_a_window_learns_more_of_a_users_values_than_they_are_charged(tmp_path, name):
+    towns, noise = Towns.unlisted(TOWNS, 2), recorded(1)
+    audit(fleet(tmp_path, **OF_A_WINDOW[name]), towns, lambda *side: drawn(*side, towns, DRAWS, noise))
 
 
 def test_distributions_are_private_together(tmp_path):
     """All prefix counts of both cells, before they become percentiles."""
-    config, towns = fleet(tmp_path, **{"speed.statistics": ["p50"], "speed.cdf_bins": 4}), Towns.unlisted(TOWNS, 2)
-    sides = [planned(config, towns.rows(town(own))) for own in (0, U)]
-    (plan, _), _ = sides
-
     noise = recorded(3)
 
     def prefixes(mine: Plan, contributions: Contributions) -> FloatArray:
-        cells, released = draw_distributions(mine, contributions.retain(mine.retained), noise)
-        assert len(cells) == 2 * TOWNS
-        return released.linear[:, 1:-1].reshape(TOWNS, -1)
+        kept = contributions.retain(mine.retained)
+        released = [draw_distributions(mine, kept, noise)[1].linear[:, 1:-1] for _ in range(DRAWS)]
+        return np.concatenate([linear.reshape(TOWNS, -1) for linear in released])
 
-    outputs = [np.concatenate([prefixes(*side) for _ in range(DRAWS)]) for side in sides]
-    assert_private(epsilon_lower_bound(*outputs), towns.charge(plan, 1))
+    config = fleet(tmp_path, **{"speed.statistics": ["p50"], "speed.cdf_bins": 4})
+    audit(config, Towns.unlisted(TOWNS, 2), prefixes)
 
 
 def test_single_cell_means_are_private_together(tmp_path):
@@ -112,13 +113,8 @@ def test_single_cell_means_are_private_together(tmp_path):
     town.
     """
     config = fleet(tmp_path, **{"speed.mean_mechanism": "baseline", "speed.statistics": ["mean"]})
-    towns = Towns.unlisted(60, 2)
-    sides = [planned(config, towns.rows(town(own))) for own in (0, U)]
-    (plan, _), _ = sides
-
-    noise = Pooled(tape(5))
-    outputs = [drawn(mine, contributions, towns, 40, noise) for mine, contributions in sides]
-    assert_private(epsilon_lower_bound(*outputs), towns.charge(plan, 1))
+    towns, noise = Towns.unlisted(60, 2), Pooled(tape(5))
+    audit(config, towns, lambda *side: drawn(*side, towns, 40, noise))
 
 
 def test_drawing_twice_from_one_plan_gives_fresh_noise(tmp_path):
@@ -132,10 +128,14 @@ W = [SLOT, SLOT + 3600, SLOT + 7200]
 READ = [reach for n in (1, 2, 3) for reach in itertools.product(range(1, 4), repeat=n) if list(reach) == sorted(reach)]
 """How many of the windows were due at each look; afterwards all of them are."""
 IN_ORDER = {"privacy.epsilon": 2.0, "privacy.budget": 4.0, "speed.statistics": ["mean"], "speed.post_processing": []}
-RELATIONS: dict[str, Any] = {
-    "values": lambda folder: bus_config(folder, **IN_ORDER),
-    "participation": lambda folder: riders(folder, **IN_ORDER, **{"participation.weight": "share"}),
-}
+
+
+@pytest.fixture(params=["values", "participation"])
+def config(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> Config:
+    """A feed of either relation on the test's server."""
+    if request.param == "values":
+        return bus_config(tmp_path, **IN_ORDER, **{"redis.url": redis_url})
+    return riders(tmp_path, **IN_ORDER, **{"redis.url": redis_url, "participation.weight": "share"})
 
 
 def rows_of(config: Config, slot: int) -> np.ndarray:
@@ -177,9 +177,7 @@ class Closed:
                 return [CloseReport(slot, 0.0, failure="turn")]
             charges = decode_plan(await protocol.store.plan(slot) or b"").charged_users()[1]
             _, outbox = await protocol.store.released_or_committed(slot)
-            number = int(
-                decode_outbox(outbox or b"")[-1].value.partition(b'"sequence":')[2].partition(b",")[0].strip(b" }")
-            )
+            number = json.loads(decode_outbox(outbox or b"")[-1].value)["sequence"]
             self.shown.append((W.index(slot) + 1, number, int((charges > 0).sum())))
         return [CloseReport(slots[-1], 0.0)]
 
@@ -211,38 +209,16 @@ async def transcript(
     return closed.shown
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
-async def test_what_was_due_when_decides_neither_numbers_nor_whose_budget_pays_for_which_window(
-    relation, redis, redis_url, tmp_path
-):
-    config = with_redis(RELATIONS[relation](tmp_path), redis_url)
+async def test_what_was_due_when_decides_neither_numbers_nor_whose_budget_pays_for_which_window(config, redis):
     shown = {looks: await transcript(config, redis, looks) for looks in READ}
     assert set(map(tuple, shown.values())) == {((1, 1, 3), (2, 2, 3), (3, 3, 0))}, shown
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("failing", [0, 1])
-async def test_a_failure_that_is_not_of_the_content_changes_nothing_but_the_time(
-    relation, failing, redis, redis_url, tmp_path
-):
-    config = with_redis(RELATIONS[relation](tmp_path), redis_url)
-    for error in (OSError("planted"), ProcessDiedError()):
-        shown = await transcript(config, redis, (3,), {W[failing]: error})
-        assert shown == [(1, 1, 3), (2, 2, 3), (3, 3, 0)]
-
-
-@pytest.mark.parametrize("relation", RELATIONS)
-async def test_a_window_that_fails_for_its_content_is_left_out_and_the_others_keep_their_order(
-    relation, redis, redis_url, tmp_path
-):
-    config = with_redis(RELATIONS[relation](tmp_path), redis_url)
-    shown = await transcript(config, redis, (3,), {W[1]: ContentError(W[1], "the draw", MemoryError())})
-    assert shown == [(1, 1, 3), (3, 2, 3)]
-
-
-def with_redis(config: Config, url: str) -> Config:
-    """``config`` with the test's server."""
-    return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url})})
+async def test_a_failure_changes_nothing_but_the_time_and_one_of_the_content_leaves_its_window_out(config, redis):
+    for failing, error in itertools.product((0, 1), (OSError("planted"), ProcessDiedError())):
+        assert await transcript(config, redis, (3,), {W[failing]: error}) == [(1, 1, 3), (2, 2, 3), (3, 3, 0)]
+    of_content = ContentError(W[1], "the draw", MemoryError())
+    assert await transcript(config, redis, (3,), {W[1]: of_content}) == [(1, 1, 3), (3, 2, 3)]
 
 
 @pytest.mark.parametrize("seed", nightly_but([0], [0, 10]))

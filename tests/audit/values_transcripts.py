@@ -24,9 +24,10 @@ from stream.config import Config
 from stream.statistics.plan import Plan
 from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
-from tests.audit.shipped import Planner, World, as_drawn, recorded
+from tests.audit.shipped import Planner, World, as_drawn
 from tests.dpcore.silence import Asked
 from tests.support.builders import SLOT, bus_config, live_config, random_rows, uneven_rows
+from tests.support.tapes import recorded
 
 U = 6500
 WINDOWS = 3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpcore.allocation import allocate
+from dpcore.allocation import allocate, exact_charges
 from dpcore.bernstein import NoisyPolynomials, polynomials
 from dpcore.budget import MICRO
 from dpcore.cdf import ONE_SIDED, bin_edges
@@ -38,10 +38,11 @@ def test_charges_are_the_loss_over_all_cells_and_levels_rounded_up_and_within_th
     cell, user = rng.integers(0, 4, 200).astype(np.uint64), rng.integers(0, 9, 200).astype(np.uint64)
     counts = Contributions.group(cell, user, np.arange(200), np.zeros(200, np.int64), upper=6500).counts
     distribution = Distribution(6500, 64)
-    solved = allocate(distribution.rows(counts, counts.samples), np.full(counts.n_users, MICRO))
+    rows = distribution.rows(counts, counts.samples)
+    solved = allocate(rows, np.full(counts.n_users, MICRO))
     shape = (counts.n_cells, distribution.tree.height)
     scales = LaplaceScales(solved.numerator.reshape(shape), solved.denominator.reshape(shape))
-    charges = distribution.charges(counts, counts.samples, scales)
+    charges = exact_charges(rows, solved.numerator, solved.denominator)
     loss = [Fraction(0)] * counts.n_users
     for g, u, gamma in zip(counts.pair_cell, counts.pair_user, counts.samples.tolist(), strict=True):
         for t, s in zip(scales.numerator[g].tolist(), scales.denominator[g].tolist(), strict=True):

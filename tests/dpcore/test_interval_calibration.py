@@ -9,10 +9,11 @@ with 95 %, the share of 3 000 leaves 93 to 97 % with probability below 10⁻⁶ 
 """
 
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import stats
 from scipy.integrate import quad
 
 from dpcore._smoothing_fit import EvidenceWeights, average, evidence_shares
@@ -178,37 +179,42 @@ def test_evidence_fades_and_one_freak_release_does_not_decide():
     assert usual.faded(0.0).factors == pytest.approx(Calibration().factors)
 
 
-@pytest.mark.parametrize(
-    ("mean", "variance", "observed", "scale"),
-    [
-        (0.0, 1.0, 0.5, 1.0),
-        (10.0, 4.0, 30.0, 2.0),
-        (10.0, 4.0, -30.0, 0.5),
-        (5.0, 100.0, 6.0, 0.5),
-        (5.0, 2.0, 900.0, 1.0),
-    ],
-)
-def test_ends_of_intervals_are_quantiles_of_the_exact_posterior(mean, variance, observed, scale):
-    """Against numerical integration of the normal density times the Laplace density."""
+class Joint(NamedTuple):
+    """The normal density of a quantity times the Laplace one of what was observed of it, by quadrature."""
 
-    def density(x: float) -> float:
-        return float(np.exp(-((x - mean) ** 2) / 2 / variance - (abs(x - observed) - abs(mean - observed)) / scale))
+    mean: float
+    variance: float
+    observed: float
+    scale: float
 
-    lowest, highest = (mean + side * (variance / scale + 12 * variance**0.5) for side in (-1, 1))
-    within = [observed] if lowest < observed < highest else None
-    whole = quad(density, lowest, highest, points=within, limit=500)[0]
-    columns = [np.array([number]) for number in (mean, variance, observed, scale)]
-    for share in (0.025, 0.5, 0.975):
-        end = float(tilted_quantile(*columns, share)[0])
-        below = quad(density, lowest, end, points=within if within and observed < end else None, limit=500)[0]
-        assert below / whole == pytest.approx(share, abs=1e-5)
+    def exponent(self, x: float) -> float:
+        return -((x - self.mean) ** 2) / 2 / self.variance - abs(x - self.observed) / self.scale
+
+    def peaks(self) -> list[float]:
+        """Where pieces of the product are largest or meet."""
+        pull = self.variance / self.scale
+        return sorted({self.mean, self.observed, self.mean - pull, self.mean + pull})
+
+    def moment(self, power: int, below: float = np.inf) -> float:
+        """∫ x^power times the product, up to ``below``, over the product's largest value."""
+        top, reach = max(map(self.exponent, self.peaks())), 12 * self.variance**0.5
+        edges = [self.peaks()[0] - reach, *self.peaks(), self.peaks()[-1] + reach]
+        return sum(
+            quad(lambda x: x**power * np.exp(self.exponent(x) - top), a, b, epsabs=0, limit=500)[0]
+            for a, b in itertools.pairwise([*(edge for edge in edges if edge < below), min(below, edges[-1])])
+        )
+
+
+def test_ends_of_intervals_are_quantiles_of_the_exact_posterior():
+    some = (0, 1, 0.5, 1), (10, 4, 30, 2), (10, 4, -30, 0.5), (5, 100, 6, 0.5), (5, 2, 900, 1)
+    for given, share in itertools.product(some, (0.025, 0.5, 0.975)):
+        end = float(tilted_quantile(*(np.array([float(number)]) for number in given), share)[0])
+        assert Joint(*given).moment(0, end) / Joint(*given).moment(0) == pytest.approx(share, abs=1e-5)
 
 
 def test_an_unreleased_cell_has_the_interval_of_the_prediction_and_says_nothing():
-    prediction, observed = (
-        Prediction(np.array([30.0]), np.array([4.0])),
-        Observed(np.array([np.nan]), np.array([np.inf]), np.array([BUSY])),
-    )
+    prediction = Prediction(np.array([30.0]), np.array([4.0]))
+    observed = Observed(np.array([np.nan]), np.array([np.inf]), np.array([BUSY]))
     assert np.array_equal(Calibration().after(prediction, observed).evidence, Calibration().evidence)
     (low, high), factor = Calibration().interval(prediction, observed), Calibration().factors[4]
     assert low + high == pytest.approx(60.0)
@@ -227,28 +233,12 @@ def test_the_published_interval_holds_the_published_value_and_both_stay_in_range
 @pytest.mark.parametrize("observed", [-30.0, -2.0, 0.0, 0.5, 7.0, 200.0])
 @pytest.mark.parametrize("scale", [0.05, 1.0, 4.0, 100.0])
 def test_one_observation_is_exact(observed, scale):
-    def exponent(x: float) -> float:
-        return -(x**2) / 18 - abs(x - observed) / scale
-
-    low, high = min(-40.0, observed - 60 * scale), max(40.0, observed + 60 * scale)
-    peaks = sorted({p for p in (0.0, observed, 9 / scale, -9 / scale) if low < p < high})
-    top = max(map(exponent, peaks))
-
-    def density(x: float) -> float:
-        return float(np.exp(exponent(x) - top))
-
-    def moment(power: int) -> float:
-        edges = [low, *peaks, high]
-        return sum(
-            integrate.quad(lambda x: x**power * density(x), a, b, epsabs=0, limit=200)[0]
-            for a, b in itertools.pairwise(edges)
-        )
-
-    mass = moment(0)
+    exact = Joint(0.0, 9.0, observed, scale)
+    mass, mean, square = (exact.moment(power) for power in range(3))
     posterior = laplace_posterior(np.array([[9.0]]), np.array([observed]), np.array([scale]))
-    assert posterior.mean[0] == pytest.approx(moment(1) / mass, abs=1e-3)
-    assert posterior.variance[0] == pytest.approx(moment(2) / mass - (moment(1) / mass) ** 2, rel=1e-2, abs=1e-6)
-    log_mass = np.log(mass / np.sqrt(18 * np.pi) / (2 * scale)) + top
+    assert posterior.mean[0] == pytest.approx(mean / mass, abs=1e-3)
+    assert posterior.variance[0] == pytest.approx(square / mass - (mean / mass) ** 2, rel=1e-2, abs=1e-6)
+    log_mass = np.log(mass / np.sqrt(18 * np.pi) / (2 * scale)) + max(map(exact.exponent, exact.peaks()))
     assert posterior.log_evidence == pytest.approx(log_mass, abs=1e-3)
 
 
@@ -307,28 +297,18 @@ def test_a_truncated_normal_has_the_moments_that_scipy_gives_it(mean):
     assert variance == pytest.approx(above.var(), rel=1e-6)
 
 
-LOGS = [-1000.0, -1000.0 + np.log(3.0)]
-VALUES = [np.array([10.0, 40.0]), np.array([30.0, 40.0])]
-VARIANCES = [np.array([4.0, 1.0]), np.array([8.0, 9.0])]
-
-
-def test_shares_are_those_of_the_evidence_however_small_it_is():
-    assert evidence_shares(np.array(LOGS)) == pytest.approx([0.25, 0.75])
-    assert evidence_shares(np.array([-np.inf, -5000.0])) == pytest.approx([0.0, 1.0])
-    assert average(np.array([0.25, 0.75]), VALUES) == pytest.approx([25.0, 40.0])
-
-
-def test_mean_and_variance_are_those_of_the_mixture_of_all_candidates():
+def test_mean_and_variance_are_those_of_the_mixture_however_small_the_evidence_and_of_cautious_candidates_alone():
     """Law of total variance: the mean of the variances plus the variance of the means."""
-    value, variance = EvidenceWeights.of(LOGS, [True, True]).mixture(zip(VALUES, VARIANCES, strict=True))
-    assert value == pytest.approx([25.0, 40.0])
-    assert variance == pytest.approx([0.25 * 4 + 0.75 * 8 + 0.25 * 15**2 + 0.75 * 5**2, 0.25 * 1 + 0.75 * 9])
-
-
-def test_only_cautious_candidates_enter_the_variance():
-    value, variance = EvidenceWeights.of(LOGS, [True, False]).mixture(zip(VALUES, VARIANCES, strict=True))
-    assert value == pytest.approx([25.0, 40.0])
-    assert variance == pytest.approx([4 + 15**2, 1.0])
+    logs, values = [-1000.0, -1000.0 + np.log(3.0)], [np.array([10.0, 40.0]), np.array([30.0, 40.0])]
+    variances = [np.array([4.0, 1.0]), np.array([8.0, 9.0])]
+    assert evidence_shares(np.array(logs)) == pytest.approx([0.25, 0.75])
+    assert evidence_shares(np.array([-np.inf, -5000.0])) == pytest.approx([0.0, 1.0])
+    assert average(np.array([0.25, 0.75]), values) == pytest.approx([25.0, 40.0])
+    of_all = [0.25 * 4 + 0.75 * 8 + 0.25 * 15**2 + 0.75 * 5**2, 0.25 * 1 + 0.75 * 9]
+    for cautious, wanted in (([True, True], of_all), ([True, False], [4 + 15**2, 1.0])):
+        value, variance = EvidenceWeights.of(logs, cautious).mixture(zip(values, variances, strict=True))
+        assert value == pytest.approx([25.0, 40.0])
+        assert variance == pytest.approx(wanted)
 
 
 OBSERVED, SCALE = 300, 4.0

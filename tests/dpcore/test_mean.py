@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpcore.allocation import exact_charges
 from dpcore.budget import to_micro
 from dpcore.cdf import ONE_SIDED
 from dpcore.contributions import Contributions, Counts
 from dpcore.errors import ParameterError
 from dpcore.mean import Mean, sum_caps
 from dpcore.moving_mean import MovingMean
-from dpcore.noise import Noise
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
 from tests.dpcore.programs import group, in_one_cell, worst_changes
-from tests.support.tapes import tape
+from tests.support.tapes import recorded
 
 SAMPLES = [(1,), (1, 1), (2, 1), (1, 2, 2), (3, 1, 1), (4, 2)]
 """Samples per user of a cell."""
@@ -147,7 +147,8 @@ def test_variances_of_large_values_are_exact_and_one_sample_has_none():
 def test_a_user_is_charged_for_both_numbers_in_each_of_their_cells():
     counts = group([(1, 1, 0, 0), (1, 1, 1, 0), (2, 1, 2, 0), (2, 2, 3, 0)], 10).counts
     scales = LaplaceScales(np.array([140, 70]), np.array([1, 1]))
-    assert MovingMean(10, 3).charges(counts, counts.samples, scales).tolist() == [200_000 + 200_000, 200_000]
+    charges = exact_charges(MovingMean(10, 3).rows(counts, counts.samples), scales.numerator, scales.denominator)
+    assert charges.tolist() == [200_000 + 200_000, 200_000]
 
 
 def test_without_noise_the_mean_is_that_of_moving_reports_alone_and_the_number_theirs():
@@ -170,7 +171,7 @@ def test_the_interval_of_the_mean_holds_it_in_95_of_100_draws_also_where_few_mov
     kept = Contributions.group(cell.astype(np.uint64), user, np.arange(len(cell)), value, upper=6500)
     truth = [(kept.values[cell == g][kept.values[cell == g] > 0].mean() - 500) / 6000 for g in range(len(movers))]
     scale = LaplaceScales(np.full((2, 1), 12_000), np.ones((2, 1), dtype=np.int64))
-    noise, inside = Noise(tape(3)), 0
+    noise, inside = recorded(3), 0
     for _ in range(1000):
         drawn = np.broadcast_to(scale.numerator, (2, len(movers)))
         noisy = number.draw(kept, noise.discrete_laplace(drawn))

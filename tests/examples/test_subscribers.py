@@ -64,8 +64,8 @@ async def plant_rubbish(kafka: str, copied: Message) -> None:
 @pytest.mark.parametrize("command", CLIENTS)
 async def test_a_subscriber_tells_each_complete_window_once(command, kafka, tmp_path, topic_name):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    histograms, _ = with_histograms(tmp_path, overrides)
-    _, torn, last = windows_of(tmp_path, overrides, 3)
+    histograms, _ = with_histograms(tmp_path, **overrides)
+    _, torn, last = windows_of(tmp_path, 3, **overrides)
     altered = [torn[0]._replace(value=torn[0].value.replace(b'"epsilon":2.0', b'"epsilon":2.5')), *torn[1:]]
     assert altered[0].value != torn[0].value
     await create_topics(bus_config(tmp_path, **overrides))
@@ -139,7 +139,7 @@ def test_a_subscriber_that_keeps_its_offsets_tells_each_window_once_though_it_is
     kafka, tmp_path, topic_name
 ):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    windows, runs, deaths = windows_of(tmp_path, overrides, 2), Runs(tmp_path / "state", kafka, topic_name), 0
+    windows, runs, deaths = windows_of(tmp_path, 2, **overrides), Runs(tmp_path / "state", kafka, topic_name), 0
     asyncio.run(create_topics(bus_config(tmp_path, **overrides)))
     asyncio.run(runs.begin_at_the_end(kafka))
     asyncio.run(publish(kafka, 2 * [message for window in windows for message in window]))

@@ -100,9 +100,14 @@ async def test_an_event_is_in_time_until_its_window_and_the_delay_are_over_by_th
     await feed.send(arriving(late))
     assert (feed.late, await feed.due_slots()) == (1, [SLOT])
     assert len(await rows_in(redis, "bus", SLOT)) == 2
-    feed.ended = True
     await feed.send(arriving((deadline + 2, deadline)))
-    assert await feed.due_slots() == [SLOT, SLOT + 3600]
+    both, end = [SLOT, SLOT + 3600], deadline + HOUR_US
+    for clock, due in ((end, [SLOT]), (end + 1, both), (NOON_US, both)):  # of a source that is silent meanwhile
+        feed.reach(clock)
+        assert await feed.due_slots() == due
+    feed.ended = True
+    await feed.send(arriving((end + 2, end)))
+    assert await feed.due_slots() == [*both, SLOT + 7200]
 
 
 async def test_whether_an_event_is_in_time_does_not_depend_on_how_many_came_with_it(

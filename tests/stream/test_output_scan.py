@@ -149,7 +149,7 @@ async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_
     empty = await observe(config, redis, nobody, clock)
     assert await spent(redis, config) == []
     assert sum(len(records) for name, records in empty.records.items() if name.startswith(WINDOW)) == HOURS
-    assert empty.records[f"{REJECTED}/0"] == []
+    assert f"{REJECTED}/0" not in empty.records
     assert len(empty.answers) > 100
     assert empty.logs == []
     for history in histories:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ from stream.windows import CLOCK_MARGIN_US, read_through
 from tests.support import feeding
 from tests.support.feeding import administering, produce, until
 from tests.support.releasing import GENERATION
-from tests.support.topics_reader import records_of
+from tests.support.topics_reader import read_topics
 
 HOUR = 3600
 START = 1_795_266_000
@@ -242,13 +243,13 @@ async def _records(config: Config) -> dict[str, list[tuple[Any, ...]]]:
     async with administering(bootstrap) as admin:
         topics = [name for name in await _topics(admin) if name != config.feed.topic]
     assert {HEXAGON_SPEED, WINDOW} <= set(topics)
-    return {
-        f"{partition.topic}/{partition.partition}": [
-            (r.offset, r.timestamp, r.timestamp_type, r.key, r.headers, r.value, r.serialized_value_size)
-            for r in records
-        ]
-        for partition, records in (await records_of(bootstrap, topics)).items()
-    }
+    by_partition: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for r in await read_topics(bootstrap, topics):
+        size = r.serialized_value_size
+        by_partition[f"{r.topic}/{r.partition}"].append(
+            (r.offset, r.timestamp, r.timestamp_type, r.key, r.headers, r.value, size)
+        )
+    return by_partition
 
 
 async def _look(config: Config, transcript: Transcript) -> None:

@@ -42,6 +42,11 @@ def tape(seed: int | Sequence[int]) -> EntropySource:
     return read
 
 
+def recorded(seed: int | Sequence[int]) -> Noise:
+    """The same noise in every run."""
+    return Noise(tape(seed))
+
+
 class Geometric(Noise):
     """Recorded Laplace noise of the same distribution, up to the rounding of floats, from numpy's geometric draws.
 

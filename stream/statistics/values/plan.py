@@ -120,7 +120,7 @@ def program_of(counts: Counts, retained: IntArray, statistics: CellStatistics) -
 def solve(
     counts: Counts, retained: IntArray, allowances: IntArray, statistics: CellStatistics, speed: SpeedTerms
 ) -> Allocation:
-    """The program of ``statistics``, solved as the terms say."""
+    """The program of ``statistics``, solved as the terms say: scales whose exact charges are within the allowances."""
     solver = allocate if speed.allocation == "exact-loss" else uniform_allocation
     return solver(program_of(counts, retained, statistics), allowances)
 
@@ -128,20 +128,9 @@ def solve(
 def allocated(
     window: PublicWindow, retained: IntArray, allowances: IntArray, statistics: CellStatistics
 ) -> tuple[LaplaceScales, IntArray]:
-    """(Flat scales, µε of each user (L,)): the charges are those of the statistics themselves, not of the solver.
-
-    Raises :class:`BudgetError` where a charge exceeds its allowance: then nothing may be released with these scales.
-    """
-    counts = window.counts
-    solution = solve(counts, retained, allowances, statistics, window.speed)
-    flat = LaplaceScales(solution.numerator, solution.denominator)
-    scales = scales_by_statistic(flat, statistics, counts.n_cells)
-    charges = np.zeros(counts.n_users, dtype=np.int64)
-    for name, statistic in statistics.items():
-        charges += statistic.charges(counts, retained, scales[name])
-    if np.any(charges > allowances):
-        raise BudgetError("the charges of the allocated scales exceed an allowance; nothing may be released with them")
-    return flat, charges
+    """(Flat scales, µε of each user (L,)): exact charges, which the allocation found within the allowances."""
+    solution = solve(window.counts, retained, allowances, statistics, window.speed)
+    return LaplaceScales(solution.numerator, solution.denominator), solution.charges
 
 
 def predicted_error(window: PublicWindow, retained: IntArray, flat: LaplaceScales, statistics: CellStatistics) -> float:

@@ -28,7 +28,7 @@ from dpcore.single_cell.range_mean import (
 )
 from tests.dpcore.silence import Silence
 from tests.support.nightly import nightly_but
-from tests.support.tapes import tape
+from tests.support.tapes import recorded
 
 
 def ints(*values: int) -> np.ndarray:
@@ -67,7 +67,7 @@ def test_quantiles_have_exactly_the_stated_distribution(column, ranks):
 
 def test_a_value_that_many_share_is_found_and_gaps_alone_would_not_find_it():
     """Recorded draws. Median of 40 % zeros and 60 % at 37, ε = 4: 37; by gaps between values it lies anywhere above."""
-    column, n, noise = np.repeat(ints(0, 37), (40, 60)), 200, Noise(tape(1))
+    column, n, noise = np.repeat(ints(0, 37), (40, 60)), 200, recorded(1)
     drawn = select_quantiles(column, 100, np.full(n, 500), 4 * MICRO, noise)
     assert np.mean(drawn == 37) > 0.95
     # Planted bug: the cost is |#{z <= y} − r| at every y, as printed for gaps.
@@ -183,7 +183,7 @@ def test_auto_is_never_far_from_the_best_mechanism_on_three_kinds_of_data(users)
     for kind, (m, values) in _kinds(users, 1).items():
         truth, error = values.mean(), {}
         for M in (Baseline, PooledMinimax, ArrayAveraging, *MECHANISMS, AutoMean):
-            noise = Noise(tape(7))
+            noise = recorded(7)
             made: Any = M(6500)
             plan = made.plan(m, MICRO)
             error[M] = np.mean([abs(made.release(values, plan, noise).value - truth) for _ in range(30)])

@@ -58,6 +58,29 @@ def path_costs(tree: Tree) -> np.ndarray:
     return cost[tree.leaves]
 
 
+def leaves_below(tree: Tree) -> np.ndarray:
+    """Which leaves lie below each node, (M, leaves) of 0 and 1."""
+    members = np.zeros((len(tree.parent), len(tree.leaves)))
+    for column, leaf in enumerate(tree.leaves):
+        node = leaf
+        while node >= 0:
+            members[node, column] = 1
+            node = tree.parent[node]
+    return members
+
+
+def choice_loss(costs: np.ndarray, others: np.ndarray, rate: float) -> float:
+    """Largest |ln P(i)/P′(i)| of two exponential mechanisms with P ∝ exp(−rate·cost)."""
+    first, second = (-c * rate - np.logaddexp.reduce(-c * rate) for c in (costs, others))
+    return float(np.abs(first - second).max())
+
+
+def random_rectangles(seed: int, cells: int, n: int) -> Rectangles:
+    """``n`` of whole cells of a square grid, between two uniform corners."""
+    corners = np.sort(np.random.default_rng(seed).integers(0, cells, (n, 2, 2)), axis=1)
+    return Rectangles.of_cells(corners.transpose(0, 2, 1).reshape(-1, 4))
+
+
 def assert_alike(one: Released, other: Released, ranges: Rectangles, *, answers: bool = True) -> None:
     """Both answer ``ranges`` with the same intervals and, if ``answers``, with the same numbers."""
     assert not answers or np.allclose(one.answers(ranges), other.answers(ranges), rtol=1e-9, atol=1e-9)

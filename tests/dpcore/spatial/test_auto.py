@@ -17,7 +17,6 @@ from dpcore.spatial import (
     E2EPriv,
     GridHistogram,
     PartitionHistogram,
-    Rectangles,
     Singular,
     SparseHierarchy,
 )
@@ -26,6 +25,7 @@ from dpcore.spatial.histogram import Histogram, HistogramError
 from dpcore.spatial.queries import answer, integral_image
 from dpcore.spatial.release import rounded
 from tests.dpcore.silence import Asked, Silence
+from tests.dpcore.spatial.mechanisms import random_rectangles
 
 SMALL, LARGE = Domain.unit_cells(16, 16), Domain.unit_cells(17, 16)
 
@@ -73,10 +73,7 @@ def test_few_points_on_a_small_grid_are_left_to_the_hierarchy():
 
 ROOT = Path(__file__).resolve().parents[3]
 DOMAIN = Domain.unit_cells(32, 32)
-CORNERS = np.random.default_rng(1).integers(0, 32, (60, 2, 2))
-MECHANISM = E2EPriv(
-    (1, 4, 32), Rectangles.of_cells(np.sort(CORNERS, axis=1).transpose(0, 2, 1).reshape(-1, 4)), expected_points=5000
-)
+MECHANISM = E2EPriv((1, 4, 32), random_rectangles(1, 32, 60), expected_points=5000)
 COUNTS = np.random.default_rng(2).poisson(np.add.outer(np.arange(32), np.arange(32)) / 6)
 
 

@@ -8,7 +8,7 @@ import pytest
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.spatial import HTF, Domain, E2EPriv, Rectangles
-from tests.dpcore.spatial.mechanisms import path_costs
+from tests.dpcore.spatial.mechanisms import path_costs, random_rectangles
 
 
 def test_a_point_moves_a_deviation_by_the_larger_of_the_share_and_the_rest():
@@ -125,8 +125,7 @@ def test_a_root_that_stops_at_once_spends_everything_and_divides_by_nothing():
 
 
 DOMAIN = Domain.unit_cells(64, 64)
-CORNERS = np.sort(np.random.default_rng(1).integers(0, 64, (200, 2, 2)), axis=1).transpose(0, 2, 1).reshape(-1, 4)
-QUERIES = Rectangles.of_cells(CORNERS)
+QUERIES = random_rectangles(1, 64, 200)
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 

@@ -34,7 +34,7 @@ from dpcore.spatial.regions import Footprints, Regions
 from tests.dpcore.silence import Asked
 from tests.dpcore.spatial.mechanisms import assert_alike
 from tests.dpcore.spatial.polygons import corners_strategy, grid, hull, meets
-from tests.support.tapes import tape
+from tests.support.tapes import recorded
 
 
 def histogram(components: npt.NDArray[np.int64]) -> EulerHistogram:
@@ -204,10 +204,10 @@ def test_the_inference_that_is_asked_for_is_what_is_released_and_none_is_the_unb
     """The same tape: what was drawn is released as it is by default, and beside the counts after any inference."""
     domain, regions = grid(6, 6), Regions.of_polygons([[(2.5, 2.5)], [(4.5, 1.5)]])
     released = {
-        inference: Euler(1.0, inference=inference).fit(regions, domain, MICRO, Noise(tape(5)))
+        inference: Euler(1.0, inference=inference).fit(regions, domain, MICRO, recorded(5))
         for inference in get_args(Inference)
     }
-    drawn = Euler(1.0).fit(regions, domain, MICRO, Noise(tape(5)))
+    drawn = Euler(1.0).fit(regions, domain, MICRO, recorded(5))
     assert (drawn.grade, drawn.drawn) == ("noisy", None)
     assert (released["none"].components == drawn.components).all()
     for inference, holds in (("consistent", is_consistent), ("covert", is_covert)):
@@ -284,7 +284,7 @@ def test_a_share_for_the_total_changes_nothing_that_is_inferred_and_no_inferred_
     rng = np.random.default_rng(1)
     regions = Regions.of_polygons([middle + rng.normal(size=(5, 2)) * 0.2 for middle in rng.random((200, 2)) * 24])
     paid, free = (
-        Euler(1.0, inference=inference, total_share=share).fit(regions, grid(24, 24), MICRO, Noise(tape(2)))
+        Euler(1.0, inference=inference, total_share=share).fit(regions, grid(24, 24), MICRO, recorded(2))
         for share in (0.05, 0.0)
     )
     assert paid.grade == inference
@@ -366,7 +366,7 @@ def test_inference_lowers_the_error_of_small_ranges_where_regions_are_dense():
     error = {}
     for inference in ("covert", "none"):
         # Recorded tapes: both kinds see the same noise, and the comparison is the same in every run.
-        tapes = [Noise(tape(seed)) for seed in range(8)]
+        tapes = [recorded(seed) for seed in range(8)]
         runs = [Euler(1.0, inference=inference).fit(regions, domain, MICRO, tape) for tape in tapes]
         error[inference] = np.mean([np.abs(run.answers(boxes) - true.answers(boxes)).mean() for run in runs])
     assert error["covert"] < error["none"]
@@ -420,8 +420,8 @@ def test_truncated_counts_are_the_draws_without_what_is_below_0_and_keep_their_i
     assert (truncated.grade, truncated.distance) == ("truncated", 8)
 
     domain, regions = Domain(0.0, 0.0, 4.0, 4.0, 4, 4), Regions.of_polygons([np.array([[1.2, 1.2], [1.8, 1.6]])])
-    drawn = Euler(1.0).fit(regions, domain, MICRO, Noise(tape(1)))
-    released = Euler(1.0, inference="truncated", total_share=0.05).fit(regions, domain, MICRO, Noise(tape(1)))
+    drawn = Euler(1.0).fit(regions, domain, MICRO, recorded(1))
+    released = Euler(1.0, inference="truncated", total_share=0.05).fit(regions, domain, MICRO, recorded(1))
     assert (released.components == np.maximum(drawn.components, 0)).all(), "no share of ε goes to a total"
     again = EulerHistogram.from_release(released.to_release())
     ranges = Rectangles.of_cells(np.array([[0, 3, 0, 3], [1, 1, 1, 1]]))
@@ -480,7 +480,7 @@ def few_regions() -> Regions:
 def of_few_regions(inference: Inference, seed: int, share: float = 0.05) -> EulerHistogram:
     """Their release at ε = 1."""
     euler = Euler(1.0, inference=inference, total_share=share)
-    return euler.fit(few_regions(), BOX, MICRO, Noise(tape(seed)))
+    return euler.fit(few_regions(), BOX, MICRO, recorded(seed))
 
 
 def test_ordered_counts_stand_beside_the_draws_whose_intervals_and_unbiased_answers_they_leave_as_they_are():

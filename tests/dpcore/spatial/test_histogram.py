@@ -32,7 +32,7 @@ from dpcore.spatial.histogram import HistogramError, SparseReading, paint
 from dpcore.spatial.partition import split_boxes, whole
 from dpcore.spatial.queries import QueryError, answer, integral_image, overlap_norms
 from dpcore.spatial.range_noise import independent_tails
-from dpcore.spatial.regions import Footprints, RegionError, Regions
+from dpcore.spatial.regions import RegionError, Regions
 from dpcore.spatial.release import rounded
 from tests.dpcore.silence import Silence
 
@@ -268,13 +268,6 @@ def test_no_points_is_a_histogram_of_noise_like_any_other(points):
     assert fitted(points, 10**9).answers(whole)[0] == pytest.approx(0, abs=3)
 
 
-def test_a_diameter_below_a_cell_still_meets_the_nine_components_of_a_vertex():
-    domain = Domain.unit_cells(4, 4)
-    assert Footprints.sensitivity(domain, 0.01) == 9
-    tiny = [(2.0 + dx, 2.0 + dy) for dx, dy in ((-1e-3, 0), (1e-3, 0), (0, -1e-3), (0, 1e-3))]
-    assert Footprints.of(Regions.of_polygons([tiny]), domain, 0.01).total().sum() == 9
-
-
 @pytest.mark.parametrize("shape", [(1, 500), (500, 1), (3, 700)])
 def test_an_elongated_domain_is_cut_along_the_axis_that_has_lines(shape):
     counts = np.zeros(shape, dtype=np.int64)
@@ -283,11 +276,3 @@ def test_an_elongated_domain_is_cut_along_the_axis_that_has_lines(shape):
     for mechanism in (HTF(), KdTree(), SparseHierarchy(), SparseHierarchy(goal="relative"), Auto(), UniformGrid()):
         histogram = mechanism.fit(counts, domain, 10**9, Noise())
         assert histogram.answers(whole)[0] == pytest.approx(counts.sum(), rel=0.01)
-    cells = Domain(0.0, 0.0, 1.0, 100.0, 10, 10)
-    assert Footprints.sensitivity(cells, 1.0) == (2 * 10 + 1) * (2 * 1 + 1)
-
-
-def test_a_region_that_is_not_convex_is_its_hull():
-    arrow, hull = [(0.2, 0.2), (1.5, 1.4), (0.2, 2.8), (2.8, 1.5)], [(0.2, 0.2), (0.2, 2.8), (2.8, 1.5)]
-    of = [Footprints.of(Regions.of_polygons([p]), Domain.unit_cells(4, 4), 3.0).total() for p in (arrow, hull)]
-    assert np.array_equal(*of)

@@ -5,12 +5,12 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from dpcore.arrays import IntArray
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, Rectangles, histogram_from_release
 from dpcore.spatial.euler import Euler
@@ -31,9 +31,12 @@ from dpcore.spatial.range_noise import (
 )
 from dpcore.spatial.regions import Regions
 from dpcore.spatial.release import rounded
-from tests.dpcore.spatial.mechanisms import every_mechanism
+from stream.diagnosis.reading import read_recording
+from stream.offline import split_by_slot
+from tests.dpcore.spatial.mechanisms import every_mechanism, leaves_below
+from tests.support.builders import bus_config
 from tests.support.nightly import nightly_but
-from tests.support.tapes import Geometric, tape
+from tests.support.tapes import Geometric, recorded
 
 CELLS = 32
 DOMAIN = Domain.unit_cells(CELLS, CELLS)
@@ -75,23 +78,24 @@ def ranges_by_class(counts: np.ndarray, seed: int) -> list[Rectangles]:
     return [Rectangles(ranges.x0[at], ranges.x1[at], ranges.y0[at], ranges.y1[at]) for at in chosen]
 
 
-def held(name: str) -> tuple[IntArray, int]:
-    """Over ε and draws of other towns: intervals per class that hold the truth, and their number n."""
-    kept = np.zeros(len(CLASSES), dtype=np.int64)
+def assert_held(name: str, towns: list[np.ndarray]) -> None:
+    """Over ε and draws of other towns, enough intervals of each class hold the truth."""
+    kept, n = np.zeros(len(CLASSES), dtype=np.int64), 2 * DRAWS * len(EPSILONS)
+    asked_of = [(image_of(counts), ranges_by_class(counts, seed)) for seed, counts in enumerate(towns)]
     for epsilon, draw in itertools.product(EPSILONS, range(DRAWS)):
-        histogram = MECHANISMS[name].fit(TOWNS[draw % 10], DOMAIN, epsilon, Geometric([epsilon, draw]))
-        rng, image = np.random.default_rng([draw, epsilon]), IMAGES[draw % 10]
-        chosen = [(ranges, rng.integers(0, len(ranges), 2)) for ranges in BY_CLASS[draw % 10]]
+        at = draw % len(towns)
+        histogram = MECHANISMS[name].fit(towns[at], DOMAIN, epsilon, Geometric([epsilon, draw]))
+        rng, (image, by_class) = np.random.default_rng([draw, epsilon]), asked_of[at]
+        chosen = [(ranges, rng.integers(0, len(ranges), 2)) for ranges in by_class]
         asked = Rectangles(*(np.concatenate([getattr(r, side)[at] for r, at in chosen]) for side in SIDES))
         kept += histogram.intervals(asked).hold(answer(image, asked)).reshape(-1, 2).sum(axis=1)
-    return kept, 2 * DRAWS * len(EPSILONS)
+    needed = int(stats.binom.ppf(ALPHA, n, FLOOR))
+    for hits, (least, most) in zip(kept, CLASSES, strict=True):
+        assert hits >= needed, f"{least} to {most}: {hits} of {n} held, below {needed}: P <= {ALPHA} at {FLOOR:.0%}"
 
 
 SIDES = ("x0", "x1", "y0", "y1")
-TOWNS = [town(seed) for seed in range(10)]
-IMAGES = [image_of(counts) for counts in TOWNS]
-BY_CLASS = [ranges_by_class(counts, seed) for seed, counts in enumerate(TOWNS)]
-MECHANISMS = every_mechanism((2, 4, 8, 16, 32), BY_CLASS[0][3])
+MECHANISMS = every_mechanism((2, 4, 8, 16, 32), ranges_by_class(town(0), 0)[3])
 OFFERED = (
     "ag",
     "auto relative",
@@ -111,10 +115,25 @@ OFFERED = (
 
 @pytest.mark.parametrize("name", nightly_but(["htf", "privlet", "sparse", "ug"], OFFERED))
 def test_intervals_hold_the_truth_in_every_class_of_counts(name):
-    kept, n = held(name)
-    needed = int(stats.binom.ppf(ALPHA, n, FLOOR))
-    for hits, (least, most) in zip(kept, CLASSES, strict=True):
-        assert hits >= needed, f"{least} to {most}: {hits} of {n} held, below {needed}: P <= {ALPHA} at {FLOOR:.0%}"
+    assert_held(name, [town(seed) for seed in range(10)])
+
+
+@pytest.fixture(scope="module")
+def hours(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
+    """Where the buses of Austin were last in each hour of a recorded morning."""
+    config, counts = bus_config(tmp_path_factory.mktemp("key")), []
+    rows, _ = read_recording(config, shared_data / "capmetro" / "2017-03-21.csv.gz", "capmetro")
+    for of_hour in split_by_slot(np.sort(rows, order="time"), config).values():
+        last = of_hour[::-1][np.unique(of_hour["user"][::-1], return_index=True)[1]]
+        box = [[30.1, 30.6], [-98.0, -97.5]]
+        counts.append(np.histogram2d(last["lat"] / 1e7, last["lng"] / 1e7, CELLS, box)[0].astype(np.int64))
+    return [each for each in counts if each.sum() > 150]
+
+
+@pytest.mark.parametrize("name", nightly_but(["htf"], OFFERED))
+def test_intervals_hold_the_number_of_recorded_vehicles(name, hours):
+    assert len(hours) >= 5
+    assert_held(name, hours)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.7, 1.0, 4.0])
@@ -178,13 +197,13 @@ def law_of(weights: tuple[int, ...], variances: tuple[float, ...]) -> np.ndarray
     return np.asarray(np.fft.irfft(factor, size))
 
 
-def most_missed(sums: list[tuple[tuple[int, ...], tuple[float, ...]]]) -> tuple[float, float]:
-    """Greatest P(|S| > up) and P(S > alone) of weighted sums S, each given by weights in PARTS and variances."""
+def assert_bounded(sums: list[tuple[tuple[int, ...], tuple[float, ...]]]) -> None:
+    """P(|S| > up) and P(S > alone) are 5 % at most; S are weighted sums, each of weights in PARTS and variances."""
     variance = [sum((w / PARTS) ** 2 * v for w, v in zip(*one, strict=True)) for one in sums]
     tails, laws = spread_tails(np.array(variance)), [law_of(*one) for one in sums]
-    both = [2 * beyond(law, up, PARTS) for law, up in zip(laws, tails.up, strict=True)]
-    one_sided = [beyond(law, alone, PARTS) for law, alone in zip(laws, tails.alone, strict=True)]
-    return max(both), max(one_sided)
+    for law, up, alone in zip(laws, tails.up, tails.alone, strict=True):
+        assert 2 * beyond(law, up, PARTS) <= 0.05 + ROUNDING
+        assert beyond(law, alone, PARTS) <= 0.05 + ROUNDING
 
 
 def test_the_bound_of_one_draw_is_the_least_whole_number_at_every_epsilon():
@@ -215,17 +234,13 @@ def test_bounds_hold_for_weighted_sums_that_have_the_variance_of_a_critical_draw
             weights = rng.integers(1, PARTS + 1, rng.integers(2, 7))
             shares = rng.dirichlet(np.full(len(weights), 0.5))
             sums.append((tuple(weights.tolist()), tuple((variance * shares * (PARTS / weights) ** 2).tolist())))
-    both, one_sided = most_missed(sums)
-    assert both <= 0.05 + ROUNDING
-    assert one_sided <= 0.05 + ROUNDING
+    assert_bounded(sums)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 16, 300])
 def test_bounds_hold_for_sums_of_equal_draws_of_any_variance(number):
     variances = np.concatenate([np.arange(0.005, 0.8, 0.001), np.exp(np.linspace(math.log(0.8), math.log(400), 250))])
-    both, one_sided = most_missed([((PARTS,) * number, (v / number,) * number) for v in variances])
-    assert both <= 0.05 + ROUNDING
-    assert one_sided <= 0.05 + ROUNDING
+    assert_bounded([((PARTS,) * number, (v / number,) * number) for v in variances])
 
 
 def missed_between(epsilon: float, blocks: int, truth: int) -> float:
@@ -283,17 +298,6 @@ def uneven_tree() -> Tree:
     parent = np.array([-1, 0, 0, 0, 2, 2, 2, 3, 3])
     variances = np.array([9.0, 1.0, 4.0, 2.0, 3.0, 1.0, 5.0, 2.0, 0.5])
     return Tree(boxes, parent, np.array([0, 1, 4, 9]), np.zeros(9), variances, np.ones(9, dtype=np.int64))
-
-
-def leaves_below(tree: Tree) -> np.ndarray:
-    """Which leaves lie below each node, (M, leaves) of 0 and 1."""
-    members = np.zeros((len(tree.parent), len(tree.leaves)))
-    for column, leaf in enumerate(tree.leaves):
-        node = leaf
-        while node >= 0:
-            members[node, column] = 1
-            node = tree.parent[node]
-    return members
 
 
 def test_variances_of_leaves_together_are_those_of_dense_least_squares():
@@ -373,7 +377,7 @@ def test_regions_have_intervals_after_inference_while_the_draws_before_it_are_kn
     ranges = Rectangles.of_cells([[a, b, 0, 7] for a in range(8) for b in range(a, 8)])
     hits = []
     for seed in range(30):
-        released = Euler(1.0, inference="covert").fit(nobody, domain, 1_000_000, Noise(tape(seed)))
+        released = Euler(1.0, inference="covert").fit(nobody, domain, 1_000_000, recorded(seed))
         assert released.grade == "covert"
         hits.append(released.intervals(ranges).hold(np.zeros(len(ranges))).mean())
         back = histogram_from_release(json.loads(json.dumps(rounded(released).to_release())))

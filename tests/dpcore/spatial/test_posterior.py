@@ -9,7 +9,6 @@ import pytest
 from scipy import integrate, stats
 
 from dpcore.arrays import FloatArray
-from dpcore.noise import Noise
 from dpcore.spatial import HTF, Domain, Rectangles, SparseHierarchy, histogram_from_release
 from dpcore.spatial._mixture import Mixture, Nodes, gaussian_parts, laplace_parts, unevenness
 from dpcore.spatial.histogram import HistogramError, PartitionHistogram, SparseReading, paint
@@ -17,8 +16,8 @@ from dpcore.spatial.partition import LevelDraws, Tree, image_of, split_boxes
 from dpcore.spatial.posterior import TRUSTED, Surroundings, both_readings
 from dpcore.spatial.queries import answer
 from dpcore.spatial.release import rounded
-from tests.dpcore.spatial.mechanisms import assert_alike
-from tests.support.tapes import tape as bytes_of
+from tests.dpcore.spatial.mechanisms import assert_alike, random_rectangles
+from tests.support.tapes import recorded
 
 DOMAIN = Domain.unit_cells(64, 64)
 
@@ -30,11 +29,6 @@ def town(seed: int = 1, points: int = 60_000) -> np.ndarray:
     counts = np.zeros(DOMAIN.shape, dtype=np.int64)
     np.add.at(counts, (x, y), 1)
     return counts
-
-
-def tape(seed: int) -> Noise:
-    """Recorded noise."""
-    return Noise(bytes_of(seed))
 
 
 @pytest.mark.parametrize("y", [-3.0, -0.2, 0.7, 4.0])
@@ -63,7 +57,7 @@ def test_evidence_and_moments_equal_numerical_integration(parts, density, y, sca
 def test_both_readings_are_not_negative_and_children_add_up_to_their_parent_or_less_where_sparse(
     mechanism, points, reading
 ):
-    tree = mechanism.tree(town(2, points), DOMAIN, 200_000, tape(3), 1)
+    tree = mechanism.tree(town(2, points), DOMAIN, 200_000, recorded(3), 1)
     counts = both_readings(tree)[reading]
     assert np.isfinite(counts).all()
     assert counts.min() >= 0
@@ -78,7 +72,7 @@ def test_a_histogram_with_both_readings_takes_less_than_300_bytes_a_cell_while_i
     """512 × 512 cells of about six points, so that nearly every cell is a node of its own."""
     counts = np.random.default_rng(1).poisson(6, (512, 512))
     tracemalloc.start()
-    SparseHierarchy(goal="relative").fit(counts, Domain.unit_cells(512, 512), 1_000_000, tape(6))
+    SparseHierarchy(goal="relative").fit(counts, Domain.unit_cells(512, 512), 1_000_000, recorded(6))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 300 * counts.size
@@ -155,8 +149,8 @@ def test_empty_space_is_exactly_zero_under_the_relative_goal_and_noise_under_the
     queries = Rectangles.of_cells(np.column_stack([corners[:, 0], corners[:, 0] + 7, corners[:, 1], corners[:, 1] + 7]))
     zeros, noisy = 0, 0
     for seed in range(20):
-        relative = SparseHierarchy(goal="relative").fit(town(), DOMAIN, 100_000, tape(seed)).answers(queries)
-        absolute = SparseHierarchy().fit(town(), DOMAIN, 100_000, tape(seed)).answers(queries)
+        relative = SparseHierarchy(goal="relative").fit(town(), DOMAIN, 100_000, recorded(seed)).answers(queries)
+        absolute = SparseHierarchy().fit(town(), DOMAIN, 100_000, recorded(seed)).answers(queries)
         zeros += int((relative == 0).sum())
         noisy += int((np.abs(absolute) < 1e-9).sum())
     assert zeros >= 0.95 * 20 * 200
@@ -165,13 +159,12 @@ def test_empty_space_is_exactly_zero_under_the_relative_goal_and_noise_under_the
 
 def test_the_relative_goal_lowers_the_relative_error_of_the_same_draws():
     """Recorded noise: the drawn tree is the same under both goals, and only the counts computed from it differ."""
-    corners = np.sort(np.random.default_rng(5).integers(0, 64, (500, 2, 2)), axis=1)
-    queries = Rectangles.of_cells(corners.transpose(0, 2, 1).reshape(-1, 4))
+    queries = random_rectangles(5, 64, 500)
     truth = answer(image_of(town()), queries)
     for mechanism in (SparseHierarchy, HTF):
         errors = {}
         for goal in ("absolute", "relative"):
-            answers = mechanism(goal=goal).fit(town(), DOMAIN, 100_000, tape(6)).answers(queries)
+            answers = mechanism(goal=goal).fit(town(), DOMAIN, 100_000, recorded(6)).answers(queries)
             errors[goal] = (np.abs(answers - truth) / np.maximum(truth, 20)).mean()
         assert errors["relative"] < 0.8 * errors["absolute"]
 
@@ -195,7 +188,7 @@ def relative_errors(counts: np.ndarray, epsilon_micro: int) -> tuple[float, floa
     squares = Rectangles.of_cells(np.column_stack([x, x + 19, y, y + 19]))
     truth, total = answer(image_of(counts), squares), np.zeros(2)
     for seed in range(5):
-        drawn = SparseHierarchy(goal="relative").fit(counts, Domain.unit_cells(128, 128), epsilon_micro, tape(seed))
+        drawn = SparseHierarchy(goal="relative").fit(counts, Domain.unit_cells(128, 128), epsilon_micro, recorded(seed))
         for at, histogram in enumerate((drawn, replace(drawn, sparse=None))):
             total[at] += (np.abs(histogram.answers(squares) - truth) / np.maximum(truth, 20)).mean()
     return total[0] / 5, total[1] / 5
@@ -267,7 +260,7 @@ def test_unevenness_of_noisy_leaves_is_that_of_their_counts():
 
 
 def test_large_answers_for_relative_error_are_expected_counts_and_all_are_whole():
-    histogram = SparseHierarchy(goal="relative").fit(town(), DOMAIN, 1_000_000, tape(7))
+    histogram = SparseHierarchy(goal="relative").fit(town(), DOMAIN, 1_000_000, recorded(7))
     queries = Rectangles([0, 0, 30], [64, 63, 31], [0, 0, 5], [64, 64, 6])
     expected, sparse = (
         replace(histogram, counts=counts, sparse=None).answers(queries)
@@ -282,13 +275,12 @@ def test_large_answers_for_relative_error_are_expected_counts_and_all_are_whole(
 
 def test_expected_counts_err_less_than_unbiased_ones_on_large_answers():
     """Recorded noise: 20 releases of one town, queries that hold 300 points or more."""
-    corners = np.sort(np.random.default_rng(9).integers(0, 64, (500, 2, 2)), axis=1)
-    queries = Rectangles.of_cells(corners.transpose(0, 2, 1).reshape(-1, 4))
+    queries = random_rectangles(9, 64, 500)
     truth = answer(image_of(town()), queries)
     large = truth >= 300
     error = {"unbiased": 0.0, "expected": 0.0}
     for seed in range(20):
-        histogram = SparseHierarchy(goal="relative").fit(town(), DOMAIN, 100_000, tape(100 + seed))
+        histogram = SparseHierarchy(goal="relative").fit(town(), DOMAIN, 100_000, recorded(100 + seed))
         for name, counts in (("unbiased", histogram.counts), ("expected", histogram.sparse.expected)):
             answers = replace(histogram, counts=counts, sparse=None).answers(queries)
             error[name] += float((np.abs(answers - truth)[large] / truth[large]).mean())
@@ -296,21 +288,17 @@ def test_expected_counts_err_less_than_unbiased_ones_on_large_answers():
 
 
 def test_a_sparse_reading_survives_its_release_and_a_broken_one_is_refused():
-    histogram = SparseHierarchy(goal="relative").fit(town(), DOMAIN, 100_000, tape(8), points_per_user=3)
+    histogram = SparseHierarchy(goal="relative").fit(town(), DOMAIN, 100_000, recorded(8), points_per_user=3)
     assert histogram.sparse.below == TRUSTED * 3 / 0.1
     published = rounded(histogram)
     back = histogram_from_release(json.loads(json.dumps(published.to_release())))
     queries = Rectangles([0, 10, 40.5], [64, 20, 50], [0, 3, 40], [64, 9.25, 60])
     assert_alike(published, back, queries)
-    with pytest.raises(HistogramError):
-        SparseReading(np.ones(1), np.array([-1.0]), 10.0)
-    with pytest.raises(HistogramError):
-        SparseReading(np.ones(1), np.ones(2), 10.0)
-    with pytest.raises(HistogramError):
-        PartitionHistogram(
-            Domain.unit_cells(2, 2),
-            np.array([[0, 2, 0, 2]]),
-            np.ones(1),
-            np.ones(1),
-            SparseReading(np.ones(2), np.ones(2), 1.0),
-        )
+    of_two = SparseReading(np.ones(2), np.ones(2), 1.0)
+    for broken in (
+        lambda: SparseReading(np.ones(1), np.array([-1.0]), 10.0),
+        lambda: SparseReading(np.ones(1), np.ones(2), 10.0),
+        lambda: PartitionHistogram(Domain.unit_cells(2, 2), np.array([[0, 2, 0, 2]]), np.ones(1), np.ones(1), of_two),
+    ):
+        with pytest.raises(HistogramError):
+            broken()

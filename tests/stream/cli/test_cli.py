@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner, Result
 
 import stream.cli
 from dpcore import __version__
-from stream.cli import SUBJECTS, app
+from stream.cli import SUBJECTS
 from stream.cli.sheet import as_html, as_markdown, fingerprint, nights_to_stand_out
 from stream.cli.tune import check_target, keys_for, write_chosen
 from stream.config import Config, load_config
@@ -31,16 +30,9 @@ from stream.local import REPO_ROOT
 from stream.messages.topics import KEPT_PERIODS, kept, topic_plans
 from tests.support import hourly
 from tests.support.builders import SLOT, riders_config, zcdp_config
+from tests.support.command import run as hexveil
 
 BUS, RIDERS = str(hourly.BUS), str(hourly.RIDERS)
-
-
-def hexveil(*arguments: str, code: int = 0) -> Result:
-    """The command, which must end with ``code``."""
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exception is None or isinstance(result.exception, SystemExit), (arguments, result.exception)
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture

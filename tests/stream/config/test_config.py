@@ -20,14 +20,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
-from typer.testing import CliRunner
 
 from dpcore.noise import Noise
 from dpcore.packing import MOST_PACKED
 from dpcore.relation import NeighbouringRelation
 from dpcore.smoothing import MOST_CELLS
 from dpcore.spatial import HTF, Domain, E2EPriv, euler_inference
-from stream.cli import app
 from stream.config import Config, ConfigError, find_config, load_config, template
 from stream.config.alerts import WebhookConfig
 from stream.config.fleets import FLEET_MAPS
@@ -54,6 +52,7 @@ from tests.support.builders import (
     uncommented,
     with_histograms,
 )
+from tests.support.command import run
 from tests.support.environment import write_secret
 from tests.support.nightly import nightly_but
 from tests.support.releasing import build_messages, planned_with_fixes
@@ -415,21 +414,15 @@ def test_a_file_that_was_named_and_is_missing_is_never_replaced_by_another(tmp_p
 def test_the_configuration_that_was_found_is_said_and_one_that_was_named_is_not(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(BUS, "hexveil.toml")
-    result = CliRunner().invoke(app, ["check", *arguments])
-    assert result.exit_code == 0
-    assert result.stderr == said
+    assert run("check", *arguments).stderr == said
 
 
 def test_the_template_that_is_taken_is_that_of_the_relation_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for relation in ("values", "participation"):
         monkeypatch.setenv("HEXVEIL_RELATION", relation)
-        result = CliRunner().invoke(app, ["check"])
-        assert result.exit_code == 0, result.output
-        assert (
-            f"the template of relation '{relation}': there is no hexveil.toml here, 'hexveil init' writes one"
-            in result.stderr
-        )
+        said = f"the template of relation '{relation}': there is no hexveil.toml here, 'hexveil init' writes one"
+        assert said in run("check").stderr
 
 
 def test_relative_paths_are_relative_to_the_file_wherever_a_command_is_started(tmp_path, monkeypatch):
@@ -499,15 +492,11 @@ CELL_KM2 = {5: "250", 6: "36", 7: "5", 8: "0.7"}
 
 def checked(file: Path, *options: str) -> str:
     """What ``hexveil check`` says of a file that is sound."""
-    done = CliRunner().invoke(app, ["check", "--config", str(file), *options])
-    assert done.exit_code == 0, done.output
-    return done.output
+    return run("check", "--config", file, *options).output
 
 
 def written(path: Path, relation: NeighbouringRelation, vehicles: int, kind: str = "live") -> str:
-    named = ["--relation", relation, "--vehicles", str(vehicles), "--map", kind]
-    done = CliRunner().invoke(app, ["init", str(path), *named])
-    assert done.exit_code == 0, done.output
+    run("init", path, "--relation", relation, "--vehicles", vehicles, "--map", kind)
     return path.read_text(encoding="utf-8")
 
 
@@ -547,10 +536,7 @@ def load_config_of(file: Path, kind: str) -> Config:
 def test_nothing_typical_is_promised_where_nothing_foretells_or_was_measured(tmp_path):
     with pytest.raises(ConfigError, match=r"public\.map 'typical' shows what 'kalman' makes"):
         load_config(REPO_ROOT / "config/bus-fleet.toml", **{"public.map": "typical", "speed.post_processing": []})
-    refused = CliRunner().invoke(
-        app, ["init", str(tmp_path / "mine.toml"), "--relation", PARTICIPATION, "--map", "typical"]
-    )
-    assert refused.exit_code == 2
+    refused = run("init", tmp_path / "mine.toml", "--relation", PARTICIPATION, "--map", "typical", code=2)
     assert "measured under relation 'values' alone" in refused.output
     assert not (tmp_path / "mine.toml").exists()
 
@@ -591,8 +577,7 @@ def test_the_readme_prints_the_table_and_the_picture_shows_it():
 @pytest.mark.parametrize("command", [["push", "--token-file"], ["hfp", "mqtts://agency.example", "--login"]])
 def test_a_command_refuses_a_secret_that_others_can_read(secret, command):
     secret.chmod(0o644)
-    done = CliRunner().invoke(app, [*command, str(secret), "--config", str(BUS)])
-    assert done.exit_code == 2
+    done = run(*command, secret, "--config", BUS, code=2)
     assert f"run: chmod 600 {secret}" in " ".join(done.stderr.split())
     assert "0123" not in done.output
 

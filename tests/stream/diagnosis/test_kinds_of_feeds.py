@@ -52,16 +52,12 @@ def ndjson(path: Path, rows: Iterable[Row], before: str = "") -> Path:
     return path
 
 
-def table(path: Path, rows: list[Row], encoding: str = "utf-8") -> Path:
+def table(path: Path, rows: list[Row], encoding: str = "utf-8", before: str = "") -> Path:
     with path.open("w", newline="", encoding=encoding) as file:
+        file.write(before)
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    return path
-
-
-def remarked(path: Path, before: str) -> Path:
-    path.write_bytes(before.encode() + path.read_bytes())
     return path
 
 
@@ -74,6 +70,16 @@ def renamed(names: dict[str, str], **first: Callable[[int], Any]) -> list[Row]:
         {name: make(n) for name, make in first.items()} | {names.get(name, name): value for name, value in row.items()}
         for n, row in enumerate(ROWS)
     ]
+
+
+def lines(**changes: Callable[[int, Row], Any]) -> Callable[[Path], Path]:
+    """What writes the rows with other fields as JSON."""
+    return lambda path: ndjson(path, changed(**changes))
+
+
+def cells(**changes: Callable[[int, Row], Any]) -> Callable[[Path], Path]:
+    """What writes the rows with other fields as a table."""
+    return lambda path: table(path, changed(**changes))
 
 
 def snapshots(
@@ -103,8 +109,8 @@ def feature(row: Row) -> Row:
     }
 
 
-def documented(path: Path, tree: object, encoding: str = "utf-8") -> Path:
-    path.write_bytes(json.dumps(tree).encode(encoding))
+def documented(path: Path, tree: object) -> Path:
+    path.write_text(json.dumps(tree))
     return path
 
 
@@ -125,104 +131,87 @@ EACH_SECOND = [
      "location": {"coordinates": [-97.7, 30.2 + 10 * n / 111_195]}, "speed": 10}
     for n in range(120) for k in range(20)
 ]  # fmt: skip
+NAMES_OF_GERMANY = renamed(dict(zip(ROWS[0], GERMAN, strict=True)))
+NAMES_WITH_UNITS = renamed({"time": "Timestamp (UTC)", "lat": "Latitude [deg]", "speed": "Speed (km/h)"})
+ATTRIBUTES = [
+    {"attributes": feature(row)["properties"], "geometry": {"x": row["lng"], "y": row["lat"]}} for row in ROWS
+]
+STRAY = ROWS[0] | {"user": "bus-99", "lat": 0.7}
 KINDS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
-    "the field `id` counts rows": (lambda p: table(p, renamed(PORTUGUESE, id=lambda n: n + 1)), N,
-    "'codigo' is taken for the user"),
+    "the field `id` counts rows": (
+        lambda p: table(p, renamed(PORTUGUESE, id=lambda n: n + 1)), N, "'codigo' is taken for the user",
+    ),
     "an identifier of messages": (
         lambda p: ndjson(p, renamed({"user": "vehicleCode"}, messageId=lambda n: f"{n:08x}")), N,
         "'vehicleCode' is taken for the user",
     ),
     "km/h in snapshots": (lambda p: snapshots(p, factor=1), N, "set feed.speed_unit = 'km/h'"),
     "mph in snapshots": (lambda p: snapshots(p, factor=1 / 1.609344), N, "set feed.speed_unit = 'mph'"),
-    "local time sent as UTC": (lambda p: snapshots(p, ahead=3600), 0, "1 h ahead of the snapshot's own time: local "
-"time sent as UTC?"),
-    "half an hour behind": (lambda p: snapshots(p, ahead=-1800), N, "30 min behind the snapshot's own time: local time "
-"sent as UTC?"),
+    "local time sent as UTC": (
+        lambda p: snapshots(p, ahead=3600), 0, "1 h ahead of the snapshot's own time: local time sent as UTC?",
+    ),
+    "half an hour behind": (
+        lambda p: snapshots(p, ahead=-1800), N, "30 min behind the snapshot's own time: local time sent as UTC?",
+    ),
     "no longitude": (lambda p: snapshots(p, longitude=False), 315, "105 of 420 events are refused as no-position"),
     "an unknown enum": (lambda p: snapshots(p, as_json=True), N, ""),
-    "Latin-1": (lambda p: table(p, renamed({}, headsign=lambda n: "Praça"), "latin-1"), N,
-    "not UTF-8: it is read as cp1252"),
-    "Latin-1 in the user": (lambda p: table(p, changed(user=lambda n, row: "ônibus" + row["user"]), "latin-1"), N,
-    "by feed.encoding"),
+    "Latin-1": (
+        lambda p: table(p, renamed({}, headsign=lambda n: "Praça"), "latin-1"), N, "not UTF-8: it is read as cp1252",
+    ),
+    "Latin-1 in the user": (
+        lambda p: table(p, changed(user=lambda n, row: "ônibus" + row["user"]), "latin-1"), N, "by feed.encoding",
+    ),
     "UTF-16": (lambda p: table(p, ROWS, "utf-16"), N, "it is read as utf-16"),
-    "empty speeds": (lambda p: table(p, changed(speed=lambda n, row: "" if n % 2 else row["speed"])), 410,
-    "50% of the fixes have no speed"),
-    "speeds of N/A": (lambda p: table(p, changed(speed=lambda n, row: "N/A" if n % 2 else row["speed"])), 410,
-    "50% of the fixes have no"),
+    "empty speeds": (cells(speed=lambda n, row: "" if n % 2 else row["speed"]), 410, "50% of the fixes have no speed"),
+    "speeds of N/A": (cells(speed=lambda n, row: "N/A" if n % 2 else row["speed"]), 410, "50% of the fixes have no"),
     "half without a zone": (
-        lambda p: table(p, changed(time=lambda n, row: row["time"] if n % 2 else row["time"][:-1])), N,
-        "50% of the times have no zone",
+        cells(time=lambda n, row: row["time"] if n % 2 else row["time"][:-1]), N, "50% of the times have no zone",
     ),
-    "day first": (lambda p: table(p, changed(time=local("%d/%m/%Y %H:%M:%S"))), N, "The times have no zone"),
-    "month first, with AM": (lambda p: table(p, changed(time=local("%m/%d/%Y %I:%M:%S %p"))), N,
-    "The times have no zone"),
-    "a leap second": (lambda p: ndjson(p, changed(time=lambda n,
-    row: "2016-12-31T23:59:60Z" if n == 0 else row["time"])), N, ""),
-    "numbers in texts": (
-        lambda p: ndjson(p, changed(**{k: lambda n, row, k=k: str(row[k]) for k in ("lat", "lng", "speed")})), N,
-        "",
-    ),
+    "day first": (cells(time=local("%d/%m/%Y %H:%M:%S")), N, "The times have no zone"),
+    "month first, with AM": (cells(time=local("%m/%d/%Y %I:%M:%S %p")), N, "The times have no zone"),
+    "a leap second": (lines(time=lambda n, row: row["time"] if n else "2016-12-31T23:59:60Z"), N, ""),
+    "numbers in texts": (lines(**{k: lambda n, row, k=k: str(row[k]) for k in ("lat", "lng", "speed")}), N, ""),
     "decimal commas": (
-        lambda p: ndjson(p, changed(**{k: lambda n, row, k=k: str(row[k]).replace(".", ",") for k in ("lat", "lng",
-        "speed")})), N, "",
+        lines(**{k: lambda n, row, k=k: str(row[k]).replace(".", ",") for k in ("lat", "lng", "speed")}), N, "",
     ),
     "degrees x 10^7": (
-        lambda p: ndjson(p, changed(lat=lambda n, row: round(row["lat"] * 1e7), lng=lambda n,
-        row: round(row["lng"] * 1e7))),
-        N, "degrees times 10000000",
+        lines(**{k: lambda n, row, k=k: round(row[k] * 1e7) for k in ("lat", "lng")}), N, "degrees times 10000000",
     ),
     "a byte order mark": (lambda p: ndjson(p, ROWS, "\ufeff"), N, ""),
     "a list in a document": (lambda p: documented(p, {"result": {"records": ROWS}}), N, ""),
-    "GeoJSON": (lambda p: documented(p, {"type": "FeatureCollection", "features": [feature(row) for row in ROWS]}), N,
-    ""),
-    "ArcGIS": (
-        lambda p: documented(p, {"fields": [{"name": "user"}], "features": [
-            {"attributes": {k: row[k] for k in ("user", "time", "speed")}, "geometry": {"x": row["lng"],
-            "y": row["lat"]}} for row in ROWS]}),
-        N, "",
-    ),
+    "GeoJSON": (lambda p: documented(p, {"type": "FeatureCollection", "features": [*map(feature, ROWS)]}), N, ""),
+    "ArcGIS": (lambda p: documented(p, {"fields": [{"name": "user"}], "features": ATTRIBUTES}), N, ""),
     "string_view": (lambda p: parquet(p, user=pa.string_view()), N, ""),
     "a dictionary": (lambda p: parquet(p, user=pa.dictionary(pa.int32(), pa.string())), N, ""),
-    "a stray fix": (lambda p: ndjson(p, [*ROWS, ROWS[0] | {"user": "bus-99", "lat": 0.7}]), N,
-    "1 of 421 fixes lie far from the others"),
-    "a stray fix of few": (lambda p: ndjson(p, [*ROWS[:40], ROWS[0] | {"user": "bus-99", "lat": 0.7}]), 40,
-    "lie far from the others"),
-    "across 180 degrees": (
-        lambda p: ndjson(p, changed(lng=lambda n, row: round((row["lng"] + 97.75 + 360) % 360 - 180, 6))), N, "",
-    ),
-    "faster than the bound": (lambda p: ndjson(p, changed(speed=lambda n, row: 3 * row["speed"])), 400,
-    "are above value.upper"),
-    "names of Spain, local times": (
-        lambda p: table(p, renamed(dict(zip(ROWS[0], SPANISH, strict=True)))), N, "",
-    ),
+    "a stray fix": (lambda p: ndjson(p, [*ROWS, STRAY]), N, "1 of 421 fixes lie far from the others"),
+    "a stray fix of few": (lambda p: ndjson(p, [*ROWS[:40], STRAY]), 40, "lie far from the others"),
+    "across 180 degrees": (lines(lng=lambda n, row: round((row["lng"] + 97.75 + 360) % 360 - 180, 6)), N, ""),
+    "faster than the bound": (lines(speed=lambda n, row: 3 * row["speed"]), 400, "are above value.upper"),
+    "names of Spain, local times": (lambda p: table(p, renamed(dict(zip(ROWS[0], SPANISH, strict=True)))), N, ""),
     "names of Germany, as spreadsheets write them": (
-        lambda p: remarked(table(p, renamed(dict(zip(ROWS[0], GERMAN, strict=True)))), "sep=,\n# exported\n"), N,
-        "",
+        lambda p: table(p, NAMES_OF_GERMANY, before="sep=,\n# exported\n"), N, "",
     ),
-    "names with units": (
-        lambda p: table(p, renamed({"time": "Timestamp (UTC)", "lat": "Latitude [deg]", "speed": "Speed (km/h)"})), N,
-        "",
-    ),
+    "names with units": (lambda p: table(p, NAMES_WITH_UNITS), N, ""),
     "degrees x 10^6": (
-        lambda p: ndjson(p, changed(lat=lambda n, row: round(row["lat"] * 1e6), lng=lambda n, row: 85_300_000 + n)),
-        N, "degrees times 1000000 or 10000000",
+        lines(lat=lambda n, row: round(row["lat"] * 1e6), lng=lambda n, row: 85_300_000 + n), N,
+        "degrees times 1000000 or 10000000",
     ),
-    "times that name UTC": (
-        lambda p: ndjson(p, changed(time=local("%Y-%m-%d %H:%M:%S UTC"))), N, "",
+    "times that name UTC": (lines(time=local("%Y-%m-%d %H:%M:%S UTC")), N, ""),
+    "times of .NET": (
+        lines(time=lambda n, row: f"/Date({1490097600000 + n})/"), 0,
+        "times are numbers in /Date(…)/: send the number alone",
     ),
-    "times of .NET": (lambda p: ndjson(p, changed(time=lambda n, row: f"/Date({1490097600000 + n})/")), 0,
-    "times are numbers in /Date(…)/: send the number alone"),
-    "times without a date": (lambda p: ndjson(p, changed(time=local("%H:%M:%S"))), 0, "send date and time in one"),
+    "times without a date": (lines(time=local("%H:%M:%S")), 0, "send date and time in one"),
     "lists in lists": (
         lambda p: documented(p, {"lines": [{"name": n, "vehicles": ROWS[n::7]} for n in range(7)]}), N, "",
     ),
     "two units of speed": (
-        lambda p: ndjson(p, changed(speed=lambda n, row: row["speed"] / (3.6 if n % 20 < 8 else 1))), N,
+        lines(speed=lambda n, row: row["speed"] / (3.6 if n % 20 < 8 else 1)), N,
         "The speeds of 40% of the vehicles fit their positions in another unit",
     ),
     "a fix every second": (lambda p: ndjson(p, EACH_SECOND), 2400, "The speeds agree with positions in m/s and not"),
     "placeholders": (
-        lambda p: ndjson(p, changed(user=lambda n, row: "null" if n % 2 else " " if n % 20 == 0 else row["user"])), 399,
+        lines(user=lambda n, row: "null" if n % 2 else " " if n % 20 == 0 else row["user"]), 399,
         "name their user 'null'",
     ),
 }  # fmt: skip

@@ -1,6 +1,5 @@
 """A worker says that times or speeds of its feed are read in another unit or zone than they are sent."""
 
-import asyncio
 import gc
 import json
 import random
@@ -9,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -25,7 +23,7 @@ from stream.messages.topics import create_topics
 from tests.support import hourly
 from tests.support.builders import bus_config
 from tests.support.environment import worker_environment
-from tests.support.feeding import produce
+from tests.support.feeding import produce, until_true
 
 AHEAD = timedelta(hours=5, minutes=30)
 
@@ -148,10 +146,14 @@ def test_a_sound_feed_and_a_late_one_raise_no_doubt(name, tmp_path):
     assert told(bus_config(tmp_path), shuffled, now) == {}
 
 
-@pytest.mark.parametrize(("speed", "kinds"), [(36.0, []), (None, ["refused"])])
-def test_events_that_are_lists_are_judged_whole(speed, kinds, tmp_path):
+@pytest.mark.parametrize(
+    ("speed", "form", "kinds"),
+    [(36.0, "epoch-ms", []), (None, "epoch-ms", ["refused"]), (36.0, "rfc3339", ["refused"])],
+    ids=["sound", "no speed", "a number as time where texts are declared"],
+)
+def test_events_that_are_lists_are_judged_whole(speed, form, kinds, tmp_path):
     now, names = time.time(), ("user", "time", "lat", "lng", "speed")
-    paths = {name: str(at) for at, name in enumerate((*names[:4], "value"))} | {"time_format": "epoch-ms"}
+    paths = {name: str(at) for at, name in enumerate((*names[:4], "value"))} | {"time_format": form}
     config = bus_config(tmp_path, **{"feed.format": "declared", "feed.fields": paths})
     values = fleet(now, lambda fix, moment: {"speed": speed})
     lists = [json.dumps([json.loads(value)[name] for name in names]).encode() for value in values]
@@ -306,37 +308,24 @@ def test_what_is_refused_is_said_of_the_newest_events_and_withdrawn_once_they_ar
     ("fault", "level"),
     [("zone behind", "error"), ("text epoch", "error"), ("users", "error"), ("bound", "warning"), ("mph", "warning")],
 )
-def test_a_worker_says_it_in_its_log_and_no_message_ends_it(
+async def test_a_worker_says_it_in_its_log_and_no_message_ends_it(
     fault, level, hexveil, kafka, redis_url, topic_name, tmp_path
 ):
     changed, _, words = FAULTS[fault]
-    asyncio.run(create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka})))
-    env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name)
+    await create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka}))
+    env, path = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name), tmp_path / "worker.log"
     command = [*hexveil, "worker", "--config", str(hourly.BUS)]
-    with (
-        (tmp_path / "worker.log").open("wb") as log,
-        subprocess.Popen(command, env=env, cwd=tmp_path, stderr=log) as worker,
-    ):
+    with path.open("wb") as log, subprocess.Popen(command, env=env, cwd=tmp_path, stderr=log) as worker:
         try:
-            await_text(tmp_path / "worker.log", "partitions assigned", worker)
+            await until_true(lambda: "partitions assigned" in path.read_text() or worker.poll() is not None)
             values = fleet(time.time(), changed)
             hostile = [values[0].replace(b'"lat"', b'"time": NaN, "lat"'), values[0].replace(b"30.", b"1e999, 30.")]
-            asyncio.run(produce(kafka, topic_name, values + hostile, 1))
-            text = await_text(tmp_path / "worker.log", "misread", worker)
-            assert worker.poll() is None
+            await produce(kafka, topic_name, values + hostile, 1)
+            await until_true(lambda: "misread" in path.read_text() or worker.poll() is not None)
+            assert worker.poll() is None, path.read_text()[-3000:]
         finally:
             worker.kill()
-    (line,) = (json.loads(line) for line in text.splitlines() if "misread" in line)
+    (line,) = (json.loads(line) for line in path.read_text().splitlines() if "misread" in line)
     assert words in line["reason"]
     assert line["level"] == level
-    assert "secret-" not in text
-
-
-def await_text(path: Path, words: str, process: subprocess.Popen[bytes]) -> str:
-    """The text of a log once it contains the words."""
-    deadline = time.monotonic() + 240
-    while words not in (text := path.read_text()):
-        assert process.poll() is None, text[-3000:]
-        assert time.monotonic() < deadline, text[-3000:]
-        time.sleep(0.2)
-    return text
+    assert "secret-" not in path.read_text()

@@ -5,14 +5,11 @@ import gzip
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
-from typer.testing import CliRunner
 
-from stream.cli import app
 from stream.config import Config
 from stream.evaluation.evaluate import (
     VARIANTS,
@@ -30,6 +27,7 @@ from stream.evaluation.leading import released
 from stream.evaluation.scores import Errors
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.command import run
 from tests.support.participating import riders
 
 BUS = str(hourly.BUS)
@@ -37,19 +35,13 @@ BUS = str(hourly.BUS)
 
 def recording(folder: Path, buses: int = 1, places: int = 1) -> str:
     """A file of ten events of each bus, in turn in each of the places."""
-    events = [
-        {
-            "user": f"b{u}",
-            "time": SLOT * 1000 + 1000 * k,
-            "lat": 30.2 + 0.02 * (k % places),
-            "lng": -97.7,
-            "speed": 20 + u,
-        }
-        for u in range(buses)
-        for k in range(10)
-    ]
+    lines = []
+    for bus in range(buses):
+        for k in range(10):
+            place = {"lat": 30.2 + 0.02 * (k % places), "lng": -97.7}
+            lines.append(json.dumps({"user": f"b{bus}", "time": SLOT * 1000 + 1000 * k, "speed": 20 + bus} | place))
     file = folder / "day.ndjson"
-    file.write_text("\n".join(json.dumps(event) for event in events))
+    file.write_text("\n".join(lines))
     return str(file)
 
 
@@ -138,33 +130,26 @@ def test_what_is_not_released_is_missed_not_left_out_as_where_settings_are_tuned
 def test_where_nothing_is_released_there_is_no_error_and_the_report_is_json(tmp_path, monkeypatch, recwarn):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEXVEIL_SPEED__MIN_USERS", "1000")
-    arguments = ["evaluate", recording(tmp_path), "--config", BUS, "--trials", "1"]
-    machine = CliRunner().invoke(app, [*arguments, "--json"])
-    assert machine.exit_code == 0, machine.output
-    report = json.loads(machine.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    arguments = ["evaluate", recording(tmp_path), "--config", BUS, "--trials", 1]
+    machine = run(*arguments, "--json").stdout
+    report = json.loads(machine, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     for score in report["scores"]:
         assert [score[name] for name in ("mae", "rmse", "bias", "released", "useful_coverage")] in (
             [None, None, None, 0.0, 0.0],  # of the mean
             [None, None, None, 0.0, None],
         )
-    human = CliRunner().invoke(app, arguments)
-    assert human.exit_code == 0
-    assert "nan" not in human.output
+    assert "nan" not in run(*arguments).output
     assert [warning for warning in recwarn if warning.category is RuntimeWarning] == []
 
 
 def test_the_command_marks_its_output_as_not_private(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ["evaluate", recording(tmp_path, 8, 3), "--config", BUS, "--trials", "2"]
-    machine = CliRunner().invoke(app, [*arguments, "--json", "--mechanisms", "uniform,exact-loss"])
-    assert machine.exit_code == 0, machine.output
-    report = json.loads(machine.stdout)
+    report = json.loads(run(*arguments, "--json", "--mechanisms", "uniform,exact-loss").stdout)
     assert report["private"] is False
     assert "NOT PRIVATE" in report["warning"]
     assert {score["mechanism"] for score in report["scores"]} == {"uniform", "exact-loss"}
-    human = CliRunner().invoke(app, [*arguments, "--sweep", "epsilon=1,2"])
-    assert human.exit_code == 0, human.output
-    assert "NOT PRIVATE" in human.output
+    assert "NOT PRIVATE" in run(*arguments, "--sweep", "epsilon=1,2").output
 
 
 def test_the_relation_chooses_its_shipped_configuration_and_refuses_one_of_the_other(tmp_path, monkeypatch):
@@ -175,12 +160,9 @@ def test_the_relation_chooses_its_shipped_configuration_and_refuses_one_of_the_o
         ("values", {"mean", "variance", "distribution"}),
         ("participation", {"mean", "variance"}),
     ):
-        command = ["evaluate", file, "--format", "canonical", "--relation", relation, "--trials", "1", "--json"]
-        result = CliRunner().invoke(app, command)
-        assert result.exit_code == 0, result.output
-        assert {score["statistic"] for score in json.loads(result.stdout)["scores"]} <= statistics
-    refused = CliRunner().invoke(app, ["evaluate", file, "--config", BUS, "--relation", "participation"])
-    assert refused.exit_code == 2
+        done = run("evaluate", file, "--format", "canonical", "--relation", relation, "--trials", 1, "--json")
+        assert {score["statistic"] for score in json.loads(done.stdout)["scores"]} <= statistics
+    refused = run("evaluate", file, "--config", BUS, "--relation", "participation", code=2)
     assert "relation 'values', not 'participation'" in refused.output
 
 
@@ -244,7 +226,7 @@ def _clipped_normal_of_even_speeds() -> tuple[float, float]:
 @pytest.mark.parametrize("extra", [["--mechanisms", "magic"], ["--sweep", "delta=1"], ["--sweep", "epsilon=-1"]])
 def test_wrong_usage_is_refused_with_the_choices(tmp_path, monkeypatch, extra):
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, ["evaluate", recording(tmp_path), "--config", BUS, *extra]).exit_code == 2
+    run("evaluate", recording(tmp_path), "--config", BUS, *extra, code=2)
 
 
 def test_the_figures_to_beat_on_a_recorded_hour_are_beaten(tmp_path, shared_data):
@@ -267,23 +249,18 @@ def test_variants_are_configurations_of_the_service(tmp_path):
 
 
 def test_a_folder_and_several_files_are_one_recording_in_time_order(tmp_path):
-    def json_of(*command: str) -> dict[str, Any]:
-        done = CliRunner().invoke(app, list(command), catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return dict(json.loads(done.stdout)) if "--json" in command else {}
-
     whole, folder = tmp_path / "whole.ndjson", tmp_path / "days"
     simulated = ["--vehicles", "20", "--start", "2026-03-02T12:00:00Z", "--duration", "2h", "--pace", "max"]
-    json_of("simulate", "--config", BUS, *simulated, "--out", str(whole))
+    run("simulate", "--config", BUS, *simulated, "--out", whole)
     lines, given = whole.read_text().splitlines(keepends=True), ["--config", BUS, "--trials", "1", "--json"]
     folder.mkdir()
     first, second = folder / "b.ndjson.gz", folder / "a.ndjson"
     first.write_bytes(gzip.compress("".join(lines[: len(lines) // 2]).encode()))
     second.write_text("".join(lines[len(lines) // 2 :]))
-    (want, *_) = json_of("evaluate", str(whole), *given)["scores"]
+    (want, *_) = json.loads(run("evaluate", whole, *given).stdout)["scores"]
     assert want["windows"] == 2
-    for files in ([str(folder)], [str(second), str(first)]):
-        (scored, *_) = json_of("evaluate", *files, *given)["scores"]
+    for files in ([folder], [second, first]):
+        (scored, *_) = json.loads(run("evaluate", *files, *given).stdout)["scores"]
         for name in ("windows", "cells", "events", "charges", "worst_error"):
             assert scored[name] == want[name]
     assert want["events"] > 3_000

@@ -10,9 +10,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from stream.cli import app
 from stream.config import Config, ConfigError, load_config
 from stream.config.rewriting import rewritten
 from stream.evaluation.drop_tuning import DropSearch
@@ -24,6 +22,7 @@ from stream.statistics.histograms.fixes import fixes_of
 from stream.terms import Terms
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, located, located_rows, random_rows, with_histograms
+from tests.support.command import run
 
 QUARTER = {"window.slot": "15m", "window.allowed_delay": "1m"}
 RICH: dict[str, Any] = QUARTER | {
@@ -120,28 +119,25 @@ def test_the_typical_map_of_a_day_is_its_other_windows_and_of_several_days_the_d
 
 def test_the_command_prints_and_draws_what_its_json_says(tmp_path):
     config, figure = configuration(tmp_path), tmp_path / "live.svg"
-    asked = ["evaluate", simulated(config, "2h", 40), "--config", str(config), "--live", "--trials", "1"]
-    asked += ["--plot", str(figure)]
-    report = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    plain = ["evaluate", simulated(config, "2h", 40), "--config", config, "--live", "--trials", 1, "--plot"]
+    asked = [*plain, figure]
+    report = json.loads(run(*asked, "--json").stdout)
     (live,) = report["live"]
     assert (report["private"], live["against"], live["windows"]) == (False, "other windows of the day", 8)
     assert [point["minutes"] for point in live["incident"]["on_screen"]] == [20.0, 35.0, 50.0, 65.0]
     assert live["incident"]["seen_after_60_min"] == live["incident"]["on_screen"][2]["seen"]
     assert figure.stat().st_size > 10_000
-    printed = CliRunner().invoke(app, asked)
-    assert "oracle" in printed.stdout
-    refused = CliRunner().invoke(app, [*asked, "--histograms"])
-    assert (refused.exit_code, "leave out --histograms" in refused.stderr) == (2, True)
+    assert "oracle" in run(*asked).stdout
+    assert "leave out --histograms" in run(*asked, "--histograms", code=2).stderr
     for wrong in ("live.txt", "nowhere/live.png"):
-        refused = CliRunner().invoke(app, [*asked[:-1], wrong])
-        assert (refused.exit_code, f"cannot write {wrong}" in refused.stderr.replace("\n", "")) == (2, True)
+        assert f"cannot write {wrong}" in run(*plain, wrong, code=2).stderr.replace("\n", "")
 
 
 def simulated(config: Path, duration: str, vehicles: int) -> str:
     """A recording of a simulated morning."""
     file = config.with_name("day.ndjson")
-    span = ["--start", "2017-03-21T13:00:00Z", "--duration", duration, "--vehicles", str(vehicles), "--out", str(file)]
-    assert CliRunner().invoke(app, ["simulate", "--config", str(config), *span]).exit_code == 0
+    span = ["--start", "2017-03-21T13:00:00Z", "--duration", duration, "--vehicles", vehicles]
+    run("simulate", "--config", config, *span, "--out", file)
     return str(file)
 
 
@@ -213,14 +209,13 @@ def test_a_key_with_no_value_is_taken_out_of_a_configuration():
 def test_the_command_writes_what_it_chose_and_says_what_is_nearest_if_nothing_reaches_the_want(tmp_path):
     config, tuned = configuration(tmp_path), tmp_path / "tuned.toml"
     grids = ["--resolutions", "5", "--slots", "15m", "--draws", "1"]
-    asked = ["tune", simulated(config, "90m", 60), "--config", str(config), *grids]
-    rich = [*asked, "--want", "see a drop of 4 km/h within 60 min in 30 % of cells", "--budget", "400"]
-    written = CliRunner().invoke(app, [*rich, "--write", str(tuned), "--json"])
-    report = json.loads(written.stdout)
+    asked = ["tune", simulated(config, "90m", 60), "--config", config, *grids, "--want"]
+    rich = [*asked, "see a drop of 4 km/h within 60 min in 30 % of cells", "--budget", 400]
+    report = json.loads(run(*rich, "--write", tuned, "--json").stdout)
     assert (report["private"], report["chosen"]["reaches"]) == (False, True)
     assert load_config(tuned).privacy.budget == pytest.approx(report["chosen"]["budget"], rel=0.01)
-    poor = CliRunner().invoke(app, [*asked, "--want", EXAMPLE_OF_A_DROP, "--budget", "0.01"])
-    assert (poor.exit_code, "The nearest" in poor.stdout, "NOT PRIVATE" in poor.stderr) == (1, True, True)
+    poor = run(*asked, EXAMPLE_OF_A_DROP, "--budget", 0.01, code=1)
+    assert ("The nearest" in poor.stdout, "NOT PRIVATE" in poor.stderr) == (True, True)
 
 
 def test_evaluation_finds_the_error_that_more_epsilon_lowers_and_keeps_the_windows_paid(tmp_path):
@@ -246,16 +241,15 @@ def test_evaluation_finds_the_error_that_more_epsilon_lowers_and_keeps_the_windo
 def test_histograms_are_judged_on_request_and_said_to_be_not_private(tmp_path):
     file = configuration(tmp_path, slot="1h")
     text = file.read_text(encoding="utf-8")
-    asked = ["evaluate", simulated(file, "1h", 60), "--config", str(file), "--histograms", "--trials", "1"]
-    asked += ["--format", "canonical"]
-    refused = CliRunner().invoke(app, asked)
-    assert (refused.exit_code, "no section [histogram]" in refused.stderr) == (2, True)
+    asked = ["evaluate", simulated(file, "1h", 60), "--config", file, "--format", "canonical", "--histograms"]
+    asked += ["--trials", 1]
+    assert "no section [histogram]" in run(*asked, code=2).stderr
     added = '\n[histogram]\nmechanisms = ["sparse"]\nepsilon = 1.0\nrows = 16\ncolumns = 16\n'
     file.write_text(text.replace("budget = 48.0", "budget = 96.0") + added, encoding="utf-8")
     one = [*asked, "--sweep", "epsilon=1,2"]
-    report = json.loads(CliRunner().invoke(app, [*one, "--json"]).stdout)
+    report = json.loads(run(*one, "--json").stdout)
     assert report["private"] is False
     assert [(s["mechanism"], s["ranges"], s["epsilon"]) for s in report["histograms"]] == [
         ("sparse", family, epsilon) for epsilon in (1.0, 2.0) for family in ("random", "square")
     ]
-    assert "sparse" in CliRunner().invoke(app, one).stdout
+    assert "sparse" in run(*one).stdout

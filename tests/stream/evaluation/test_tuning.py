@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
 from dpcore.accounting import epsilon_of_rho
-from stream.cli import app
 from stream.cli.tune_report import print_tuning
 from stream.config import Config, load_config
 from stream.diagnosis.reading import read_recording
@@ -27,6 +25,7 @@ from stream.storage.row_store import ROW
 from stream.terms import Terms
 from stream.windows import Slotting
 from tests.support import hourly
+from tests.support.command import run
 
 CONFIGS = {"values": str(hourly.BUS), "participation": str(hourly.RIDERS)}
 GRIDS = {"values": "5", "participation": "5,6"}
@@ -39,10 +38,7 @@ def city(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An hour of 40 buses, simulated."""
     file = tmp_path_factory.mktemp("city") / "hour.ndjson"
     span = ["--start", "2026-03-02T14:00:00Z", "--duration", "1h", "--interval", "60s", "--pace", "max"]
-    done = CliRunner().invoke(
-        app, ["simulate", "--vehicles", "40", *span, "--config", str(hourly.BUS), "--out", str(file)], env=DOMAIN
-    )
-    assert done.exit_code == 0, done.output
+    run("simulate", "--vehicles", 40, *span, "--config", hourly.BUS, "--out", file, env=DOMAIN)
     return file
 
 
@@ -57,10 +53,9 @@ def user_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def tune(city: Path, relation: str, *arguments: str) -> Result:
+def tune(city: Path, relation: str, *arguments: str, code: int = 0) -> Result:
     grids = ("--resolutions", GRIDS[relation], "--slots", "1h", "--draws", "2")
-    command = ["tune", str(city), "--config", CONFIGS[relation], "--want", WANTED, *grids]
-    return CliRunner().invoke(app, [*command, *arguments])
+    return run("tune", city, "--config", CONFIGS[relation], "--want", WANTED, *grids, *arguments, code=code)
 
 
 def outcome_of(city: Path, config: Path, *seeds: int, **overrides: Any) -> list[TrialOutcome]:
@@ -77,7 +72,6 @@ def test_the_written_configuration_reaches_the_want_and_other_noise_confirms_it(
     """
     written = Path("tuned.toml")
     done = tune(city, relation, "--budget", "800", "--json", "--write", str(written))
-    assert done.exit_code == 0, done.output
     assert "NOT PRIVATE" in done.stderr
     assert "treat it as public" in done.stderr
     report = json.loads(done.stdout)
@@ -99,19 +93,17 @@ def test_the_written_configuration_reaches_the_want_and_other_noise_confirms_it(
 def test_the_same_seed_gives_the_same_report_and_no_file_is_overwritten(city):
     kept = Path("kept.toml")
     kept.write_text("mine")
-    refused = tune(city, "participation", "--write", str(kept))
-    assert (refused.exit_code, kept.read_text()) == (2, "mine")
-    assert "--force" in refused.stderr
+    assert "--force" in tune(city, "participation", "--write", str(kept), code=2).stderr
+    assert kept.read_text() == "mine"
     one_grid = ("--resolutions", "5", "--draws", "1", "--budget", "800", "--json")
     forced = tune(city, "participation", *one_grid, "--write", str(kept), "--force")
-    assert forced.exit_code == 0
     assert "by hexveil tune" in kept.read_text()
     assert tune(city, "participation", *one_grid).stdout == forced.stdout
 
 
 def test_a_want_out_of_reach_says_what_came_nearest_and_what_is_needed(city):
-    done = tune(city, "participation", "--resolutions", "5", "--draws", "1", "--budget", "1", "--write", "never.toml")
-    assert done.exit_code == 1
+    least = ("--resolutions", "5", "--draws", "1", "--budget", "1")
+    done = tune(city, "participation", *least, "--write", "never.toml", code=1)
     assert "The nearest within the budget: budget" in done.stdout
     assert "What is needed: budget" in done.stdout
     assert not Path("never.toml").exists()
@@ -132,16 +124,12 @@ def test_a_want_out_of_reach_says_what_came_nearest_and_what_is_needed(city):
     ],
 )
 def test_a_wrong_argument_is_named_with_an_example(city, arguments, named):
-    done = tune(city, "values", *arguments)
-    assert done.exit_code == 2
-    assert named in done.stderr.replace("\n", "")
+    assert named in tune(city, "values", *arguments, code=2).stderr.replace("\n", "")
 
 
 def test_a_horizon_is_refused_because_a_search_knows_one_period(city, monkeypatch):
     monkeypatch.setenv("HEXVEIL_PRIVACY__HORIZON", '{"period": "28d", "budget": 200.0}')
-    done = tune(city, "values")
-    assert done.exit_code == 2
-    assert "does not know privacy.horizon" in done.stderr.replace("\n", " ")
+    assert "does not know privacy.horizon" in tune(city, "values", code=2).stderr.replace("\n", " ")
 
 
 def test_wants_are_read_in_several_spellings():

@@ -10,7 +10,6 @@ import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from itertools import chain
 
 import cramjam
 import numpy as np
@@ -38,7 +37,7 @@ from tests.support.ingesting import Ingesting
 from tests.support.live_events import event, every_speed, send_batch, speeds
 from tests.support.nightly import nightly
 from tests.support.stored_rows import all_read, listed, read_to
-from tests.support.topics_reader import records_of
+from tests.support.topics_reader import read_topics
 
 LIVE = {"lateness": "append-time", "slot": "2s", "allowed_delay": "1s"}
 SLOT, DELAY = 2, 1
@@ -52,7 +51,7 @@ async def appended_in_time(bootstrap: str, topic: str) -> dict[int, list[int]]:
     A busy machine may append some of them later than the test meant.
     """
     values: dict[int, list[int]] = {}
-    for record in chain.from_iterable((await records_of(bootstrap, [topic])).values()):
+    for record in await read_topics(bootstrap, [topic]):
         body = json.loads(record.value)
         slot = body["time"] // 1000 // SLOT * SLOT
         if record.timestamp <= (slot + SLOT + DELAY) * 1000:

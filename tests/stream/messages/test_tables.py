@@ -20,9 +20,7 @@ import pyogrio
 import pytest
 import shapely
 from pyarrow import parquet
-from typer.testing import CliRunner
 
-from stream.cli import app
 from stream.local import REPO_ROOT
 from stream.messages.cells import Cell
 from stream.messages.lines import line_of
@@ -34,6 +32,7 @@ from stream.windows import Window
 from tests.stream.serve.city import STEADY, bodies, city_config, window
 from tests.stream.serve.serving import released, serving_file
 from tests.support.builders import SLOT, bus_config
+from tests.support.command import run
 from tests.support.schemas import mutations
 
 START = "2017-03-21T12:00:00Z"
@@ -371,14 +370,12 @@ def test_the_document_names_the_topics_as_they_are_created(tmp_path):
 
 
 def test_schemas_are_listed_and_exported(tmp_path):
-    listed = CliRunner().invoke(app, ["schema", "list", "--json"])
-    assert list(json.loads(listed.stdout)) == list(OUTPUT_TOPICS)
-    result = CliRunner().invoke(app, ["schema", "list"])
-    assert all(topic in result.stdout for topic in OUTPUT_TOPICS)
+    assert list(json.loads(run("schema", "list", "--json").stdout)) == list(OUTPUT_TOPICS)
+    listed = run("schema", "list").stdout
+    assert all(topic in listed for topic in OUTPUT_TOPICS)
     folder = tmp_path / "new" / "schemas"
     for _ in range(2):
-        done = CliRunner().invoke(app, ["schema", "export", str(folder), "--json"])
-        assert done.exit_code == 0
+        done = run("schema", "export", folder, "--json")
     assert sorted(map(str, folder.iterdir())) == sorted(json.loads(done.stdout))
     for topic in OUTPUT_TOPICS:
         assert json.loads((folder / f"{topic}.json").read_text()) == schema(topic)
@@ -387,6 +384,4 @@ def test_schemas_are_listed_and_exported(tmp_path):
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    done = CliRunner().invoke(app, ["schema", "export", str(tmp_path / "file")])
-    assert done.exit_code == 2
-    assert f"{tmp_path / 'file'} cannot be written to" in done.stderr
+    assert f"{tmp_path / 'file'} cannot be written to" in run("schema", "export", tmp_path / "file", code=2).stderr

@@ -4,6 +4,7 @@ windows that takes messages as the service does, outside an event loop."""
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,13 @@ def outcomes(view: View, messages: Sequence[Arrival]) -> list[Outcome]:
     return asyncio.run(take())
 
 
+def completed(view: View, *windows: Sequence[Message]) -> View:
+    """The view with these windows, whose close markers count from 1."""
+    for number, messages in enumerate(windows, 1):
+        assert outcomes(view, arrivals(messages, number))[-1] == "completed"
+    return view
+
+
 DOMAIN = Domain(30.0, -98.0, 30.6, -97.4, rows=64, columns=64)
 START = "2017-03-21T12:00:00Z"
 MECHANISMS = {"ug": UniformGrid(), "ag": AdaptiveGrid(), "htf": HTF()}
@@ -53,18 +61,17 @@ def histogram_message(feed: str, mechanism: str) -> Message:
         "relation": "participation",
         "epsilon": 1.0,
         "mechanism": mechanism,
+        "fixes_per_user": 1,
     }
-    required = schema(SPATIAL_HISTOGRAM)["required"]
-    body |= {"fixes_per_user": 1} if "fixes_per_user" in required else {}
     body |= made.to_release()
     jsonschema.validate(body, schema(SPATIAL_HISTOGRAM), cls=jsonschema.Draft202012Validator)
     return window_message(SPATIAL_HISTOGRAM, feed, Window(SLOT, SLOT + 3600), mechanism, feed, body)
 
 
-def with_histograms(tmp_path: Path, overrides: dict[str, str]) -> tuple[list[Message], dict[str, Message]]:
+def with_histograms(tmp_path: Path, **overrides: Any) -> tuple[list[Message], dict[str, Message]]:
     """A window whose marker counts its histograms too."""
     *cells, marker = released(tmp_path, **overrides)
-    feed = overrides["feed.name"]
+    feed = json.loads(marker.value)["feed"]
     histograms = {name: histogram_message(feed, name) for name in MECHANISMS}
     before = [*cells, *(histograms[name] for name in sorted(histograms))]
     body = json.loads(marker.value) | {"messages": len(before), "digest": digest(message.value for message in before)}
@@ -72,15 +79,15 @@ def with_histograms(tmp_path: Path, overrides: dict[str, str]) -> tuple[list[Mes
     return [*before, closing], histograms
 
 
-def windows_of(tmp_path: Path, overrides: dict[str, Any], count: int) -> list[list[Message]]:
+def windows_of(tmp_path: Path, count: int, **overrides: Any) -> list[list[Message]]:
     """The same cells in ``count`` windows, one an hour, each with its marker last."""
     *cells, marker = released(tmp_path, **overrides)
-    feed = overrides["feed.name"]
+    feed = json.loads(marker.value)["feed"]
     windows = []
     for number in range(count):
         window = Window(SLOT + 3600 * number, SLOT + 3600 * (number + 1))
-        times = {"window": {"start": f"2017-03-{21 + number // 12}T{12 + number % 12}:00:00Z", "end": "later"}}
-        times["window"]["end"] = f"2017-03-{21 + (number + 1) // 12}T{12 + (number + 1) % 12}:00:00Z"
+        ends = [datetime.fromtimestamp(end, UTC).isoformat().replace("+00:00", "Z") for end in window]
+        times = {"window": dict(zip(("start", "end"), ends, strict=True))}
         made = [
             window_message(m.topic, feed, window, m.key.decode(), m.key.decode(), json.loads(m.value) | times)
             for m in cells

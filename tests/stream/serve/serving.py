@@ -2,6 +2,7 @@
 reaches out of a screen."""
 
 import asyncio
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -70,6 +71,15 @@ async def json_of(client: TestClient, path: str, status: int = 200) -> Any:
         body = await answer.json(content_type=None)
         assert answer.status == status, (path, body)
         return body
+
+
+def unreading(port: int | None, path: str) -> socket.socket:
+    """A client that asks and reads nothing."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return client
 
 
 def origin_of(client: TestClient) -> str:

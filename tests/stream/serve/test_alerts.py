@@ -33,7 +33,7 @@ from stream.serve.api import SERVICE
 from stream.serve.metrics import PublicMetrics
 from stream.serve.window_store import View, WindowView
 from tests.stream.serve.city import BUSY, JAM, STEADY, USUAL_DAY, Cell, city_config, window
-from tests.stream.serve.made_windows import arrivals, outcomes
+from tests.stream.serve.made_windows import completed
 from tests.stream.serve.serving import append, json_of, served, serving_file
 from tests.support.builders import riders_config
 from tests.support.environment import write_secret
@@ -42,8 +42,6 @@ from tests.support.feeding import until_true
 SECRET = "5" * 64
 BELOW = {"name": "jam", "below": 18.0, "windows": 2, "false_alarms_per_day": 1.0}
 SLOWER = {"name": "slow", "slower_percent": 25.0, "false_alarms_per_day": 1.0}
-UNSURE = 22.0
-"""A noisy count with which a mean of 10 km/h is below 30 km/h but for a probability of 0.7 %."""
 ALERTS = "/api/v1/alerts"
 DAY = 24
 """Hours."""
@@ -72,11 +70,8 @@ class Receiver:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
-        await self.server.start_server()
-        try:
+        async with self.server:
             yield str(self.server.make_url("/alerts"))
-        finally:
-            await self.server.close()
 
 
 @pytest.fixture(autouse=True)
@@ -211,21 +206,26 @@ def test_to_be_above_a_limit_is_to_be_below_it_of_what_is_turned_around(raw, rel
 
 def test_a_rule_needs_all_its_windows_and_is_new_once():
     low, high = judged(), judged(50.0)
-    said = {
-        "one": [low],
-        "broken": [low, high, low],
-        "begun": [low, low, high],
-        "first": [low, low],
-        "going on": [low, low, low],
-    }
-    new = {name: [alert.new for alert in named_by(TWICE, *windows)] for name, windows in said.items()}
-    assert new == {"one": [], "broken": [], "begun": [True], "first": [True], "going on": [False]}
+    said: list[tuple[list[Judged], list[bool]]] = [
+        ([low], []),
+        ([low, high, low], []),
+        ([low, low, high], [True]),
+        ([low, low], [True]),
+        ([low, low, low], [False]),
+    ]
+    for windows, new in said:
+        assert [alert.new for alert in named_by(TWICE, *windows)] == new
+
+
+def test_under_values_a_rule_knows_the_scale_of_the_noise():
+    """At a scale of 2.82 km/h, 10 km/h are below 30 km/h but for a probability as the rule allows."""
+    windows = [judged(mean=number_of(10.0, scale), marker={"relation": "values"}) for scale in (2.7, 2.9)]
+    assert [len(named_by(ONCE, window)) for window in windows] == [1, 0]
 
 
 def test_each_of_a_rules_windows_is_sure_on_its_own():
-    """The second window alone would be a mistake with a probability of 0.7 %, which a certain one beside it does not
-    excuse."""
-    sure, unsure = judged(), judged(count=UNSURE)
+    """A mean of 10 km/h of 22 noisy events is below 30 km/h but for 0.7 %, which a certain window does not excuse."""
+    sure, unsure = judged(), judged(count=22.0)
     assert named_by(ONCE, sure)
     assert named_by(TWICE, sure, unsure) == named_by(TWICE, unsure, sure) == []
 
@@ -250,10 +250,7 @@ def test_a_rule_holds_in_consecutive_windows_of_the_same_area_only():
 def test_a_rule_against_usual_compares_a_rest_with_the_same_rest_only(tmp_path, excludes):
     config = city_config(tmp_path)
     rule = AlertRule(**SLOWER)
-    view = View()
-    for number, messages in enumerate(days_of(config), 1):
-        outcomes(view, arrivals(messages, number))
-    now, *earlier = view.ordered()
+    now, *earlier = completed(View(), *days_of(config)).ordered()
     assert [alert.cell for alert in alerts(rule, [Judged(now, earlier)], Usual())] == [BUSY]
     earlier[0] = merged(earlier[0], earlier[0].start, *excludes)
     assert bool(alerts(rule, [Judged(now, earlier)], Usual())) == (not excludes), "two releases of an area are too few"

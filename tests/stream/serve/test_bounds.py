@@ -31,18 +31,22 @@ from stream.serve.reading.intake import Arrival
 from stream.serve.received import received
 from stream.serve.static_files import LARGEST_RANGE, PMTILES, check_basemap
 from stream.serve.window_store import View
-from tests.stream.serve.made_windows import START, arrivals, outcomes, windows_of, with_histograms
+from tests.stream.serve.made_windows import (
+    START,
+    arrivals,
+    completed,
+    histogram_message,
+    outcomes,
+    windows_of,
+    with_histograms,
+)
 from tests.stream.serve.serving import json_of, released, served
 from tests.support.builders import bus_config
 
-FEED = {"feed.name": "bus"}
 
-
-def complete(tmp_path: Path, view: View, count: int) -> list[str]:
-    """Take ``count`` windows; returns their starts."""
-    for number, window in enumerate(windows_of(tmp_path, FEED, count), 1):
-        assert outcomes(view, arrivals(window, number))[-1] == "completed"
-    return [window.start for window in view.completed()]
+def kept(tmp_path: Path, view: View, count: int) -> list[str]:
+    """The starts of ``count`` windows that the view took."""
+    return [window.start for window in completed(view, *windows_of(tmp_path, count)).completed()]
 
 
 def hour(number: int) -> dict[str, str]:
@@ -61,11 +65,12 @@ def flood(tmp_path: Path, count: int) -> list[Arrival]:
     ]
 
 
-@pytest.mark.parametrize("year", ["1969", "1970", "1999", "0001"])
-def test_a_window_before_2000_is_refused_so_that_no_timestamp_is_negative(tmp_path, year):
+@pytest.mark.parametrize("hour", ["1969-03-21T1", "1970-03-21T1", "1999-03-21T1", "0001-03-21T1", "2017-03-41T1"])
+def test_a_window_before_2000_is_refused_so_that_no_timestamp_is_negative_as_one_is_that_no_calendar_has(
+    tmp_path, hour
+):
     for message in released(tmp_path):
-        old = message.value.replace(b"2017-03-21T1", year.encode() + b"-03-21T1")
-        assert received(message.topic, message.ce_id, old) is None
+        assert received(message.topic, message.ce_id, message.value.replace(b"2017-03-21T1", hour.encode())) is None
 
 
 def with_text(value: bytes, place: tuple[str | int, ...], text: str) -> bytes:
@@ -91,7 +96,7 @@ NO_NOISE = ("1e-320", "1e-200", "-1")
 NO_CELLS = ("0" * 15, "f" * 15, "87489e342fffff0")
 
 
-def test_numbers_that_overflow_what_readers_compute_noise_that_is_never_drawn_and_unknown_cells_are_refused(tmp_path):
+def test_overflowing_numbers_noise_that_is_never_drawn_unknown_cells_and_messages_without_id_are_refused(tmp_path):
     cell, *_, marker = released(tmp_path)
     wrong = [*itertools.product(PLACES, TOO_LARGE), *((SCALE, scale) for scale in NO_NOISE)]
     wrong += [(("cell",), f'"{unknown}"') for unknown in NO_CELLS]
@@ -100,6 +105,7 @@ def test_numbers_that_overflow_what_readers_compute_noise_that_is_never_drawn_an
         assert received(HEXAGON_SPEED, "x", with_text(cell.value, place, text)) is None, (place, text)
     for known in (cell.value, with_text(cell.value, SCALE, "0.0")):
         assert received(HEXAGON_SPEED, "x", known) is not None
+    assert received(HEXAGON_SPEED, "", cell.value) is None
     assert received(WINDOW, "x", with_text(marker.value, ("clipping", "upper"), "1e200")) is None
 
 
@@ -117,7 +123,7 @@ def test_every_message_that_was_ever_pinned_is_within_the_bounds():
 
 def test_messages_without_a_marker_evict_no_complete_window_and_are_forgotten_oldest_first(tmp_path):
     view = View(max_windows=8)
-    known = complete(tmp_path, view, 5)
+    known = kept(tmp_path, view, 5)
     assert set(outcomes(view, flood(tmp_path, 900))) == {"taken"}
     assert [window.start for window in view.completed()] == known
     unmarked = [window.start for window in view.windows.values() if window.marker is None]
@@ -125,9 +131,9 @@ def test_messages_without_a_marker_evict_no_complete_window_and_are_forgotten_ol
 
 
 def test_bytes_without_a_marker_evict_no_complete_window(tmp_path):
-    most = 4 * sum(len(message.value) for message in itertools.chain(*windows_of(tmp_path, FEED, 3)))
+    most = 4 * sum(len(message.value) for message in itertools.chain(*windows_of(tmp_path, 3)))
     view = View(max_bytes=most)
-    known, flooding = complete(tmp_path, view, 3), flood(tmp_path, 400)
+    known, flooding = kept(tmp_path, view, 3), flood(tmp_path, 400)
     for first in range(0, 400, 10):
         outcomes(view, flooding[first : first + 10])
         assert sum(window.size for window in view.windows.values()) <= most
@@ -140,9 +146,12 @@ def test_what_was_forgotten_is_remembered_within_bounds(tmp_path):
     assert len(view.forgotten) == 50
 
 
-def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_is_refused_before_it_is_built(tmp_path):
-    messages, _ = with_histograms(tmp_path, FEED)
-    body = json.loads(next(m for m in messages if m.topic == SPATIAL_HISTOGRAM).value)
+def test_a_histogram_whose_parts_do_not_fit_or_that_has_more_cells_than_can_be_released_is_refused_before_it_is_built():
+    body = json.loads(histogram_message("bus", "ug").value)
+    assert received(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) is not None
+    body["structure"]["x_edges"][-1] += 1
+    assert validator(SPATIAL_HISTOGRAM).is_valid(body)
+    assert received(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) is None
     side = 8192
     body["domain"] |= {"rows": side, "columns": side}
     body["structure"] = {"kind": "grid", "x_edges": [0, side], "y_edges": [0, side], "counts": [[1]], "variances": 2.0}
@@ -232,9 +241,9 @@ async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         monkeypatch.setattr(module, "MOST_WAITING", 1)
     for name in ("MOST_SELECTED", "MAX_WAITING"):
         monkeypatch.setattr(hexagons, name, 1)
-    first, _ = with_histograms(tmp_path, FEED)
-    _, *others = windows_of(tmp_path, FEED, WINDOWS)
-    async with served(bus_config(tmp_path, **FEED), itertools.chain(first, *others)) as made:
+    first, _ = with_histograms(tmp_path)
+    _, *others = windows_of(tmp_path, WINDOWS)
+    async with served(bus_config(tmp_path), itertools.chain(first, *others)) as made:
         yield made
 
 
@@ -279,7 +288,7 @@ async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a
     monkeypatch.setattr(hexagons, "centre_of", slowly)
     own, *flood = boxes("/api/v1/hexagons?", 100)
     async with (
-        served(bus_config(tmp_path, **FEED), released(tmp_path, **FEED)) as client,
+        served(bus_config(tmp_path), released(tmp_path)) as client,
         ClientSession(client.make_url("/"), connector=TCPConnector(local_addr=("127.0.0.2", 0))) as other,
     ):
         assert (await other.get("/api/v1/hexagons")).status == 200
@@ -302,7 +311,7 @@ async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a
 
 @pytest.mark.parametrize("is_complete", [False, True])
 def test_all_who_wait_for_a_window_share_one_list_of_its_values(tmp_path, is_complete):
-    messages, view = released(tmp_path, **FEED), View()
+    messages, view = released(tmp_path), View()
     outcomes(view, arrivals(messages if is_complete else messages[:2], 1))
     (window,) = view.windows.values()
     values = window.in_order()

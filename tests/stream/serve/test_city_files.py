@@ -268,11 +268,8 @@ def rows_of(config: Config, slow: int) -> np.ndarray:
 def drawn(plan: Plan, contributions: Contributions) -> dict[str, Any]:
     """What one draw of the noise says of all cells together."""
     bodies = cell_bodies(plan, contributions, draw_participation(plan, contributions, Noise()))
-    return combined(cells_of([msgspec.json.encode(body) for body in bodies]), Clipping(0.0, upper_of(plan)))
-
-
-def upper_of(plan: Plan) -> float:
-    return plan.terms.speed.upper_quanta * 0.01
+    cells, upper = cells_of([msgspec.json.encode(body) for body in bodies]), plan.terms.speed.upper_quanta * 0.01
+    return combined(cells, Clipping(0.0, upper))
 
 
 def exact_of(plan: Plan, contributions: Contributions) -> tuple[float, float]:
@@ -280,7 +277,7 @@ def exact_of(plan: Plan, contributions: Contributions) -> tuple[float, float]:
     degree = 1 + ("variance" in plan.terms.speed.statistics)
     sums = exact_integers(plan, contributions)[: degree + 1].sum(axis=1) / UNIT
     moment = sums[1] if degree == 1 else sums[1] / 2 + sums[2]
-    return moment / sums.sum() * upper_of(plan), sums.sum()
+    return moment / sums.sum() * plan.terms.speed.upper_quanta * 0.01, sums.sum()
 
 
 CASES: dict[str, tuple[float, dict[str, Any]]] = {

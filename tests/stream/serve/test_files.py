@@ -32,27 +32,18 @@ from tests.support.builders import bus_config
 from tests.support.environment import fetched
 from tests.support.feeding import until_true
 
-FEED = {"feed.name": "bus"}
 PATIENCE_SECONDS = 20.0
-
-
-def text_of(*windows: Iterable[Message]) -> str:
-    return "".join(line_of(message) for window in windows for message in window)
 
 
 def counted(client: TestClient, name: str) -> float:
     return client.server.app[SERVICE].metrics.registry.get_sample_value(f"hexveil_public_{name}_total") or 0.0
 
 
-async def are_read(client: TestClient, windows: int) -> None:
-    """Wait until as many windows became complete."""
-    await until_true(lambda: counted(client, "windows") == windows, PATIENCE_SECONDS)
-
-
-async def starts(client: TestClient) -> list[str]:
-    """Hours of the complete windows, oldest first."""
+async def are_read(client: TestClient, *hours: str) -> None:
+    """Wait until as many windows became complete; they begin at these hours."""
+    await until_true(lambda: counted(client, "windows") == len(hours), PATIENCE_SECONDS)
     windows = (await json_of(client, "/api/v1/windows"))["windows"]
-    return [window["window"]["start"][11:13] for window in windows if window["complete"]][::-1]
+    assert [window["window"]["start"][11:13] for window in windows if window["complete"]] == [*reversed(hours)]
 
 
 @asynccontextmanager
@@ -71,7 +62,7 @@ async def answers(client: TestClient) -> dict[str, Any]:
 
 
 async def test_a_file_is_served_as_the_topics_with_the_same_messages_are(tmp_path, own_feed):
-    windows = windows_of(tmp_path, own_feed, 2)
+    windows = windows_of(tmp_path, 2, **own_feed)
     config, messages = bus_config(tmp_path, **own_feed), [*windows[0], *windows[1]]
     async with serving(config, messages) as by_topics, served(config, messages) as by_file:
         answered = await answers(by_topics), await answers(by_file)
@@ -84,18 +75,17 @@ async def test_a_file_is_served_as_the_topics_with_the_same_messages_are(tmp_pat
 
 
 async def test_windows_appear_as_the_file_grows_and_a_half_written_line_waits_for_its_end(tmp_path):
-    first, second = windows_of(tmp_path, FEED, 2)
+    first, second = windows_of(tmp_path, 2)
     async with following(tmp_path, first) as (client, file):
-        assert await starts(client) == ["12"]
+        await are_read(client, "12")
         stream = await client.get("/api/v1/stream?after=0")
-        rest = text_of(second)
+        rest = "".join(map(line_of, second))
         with file.open("a") as out:
             for place in range(0, len(rest), 997):
                 out.write(rest[place : place + 997])
                 out.flush()
                 await asyncio.sleep(0.01)
-        await are_read(client, 2)
-        assert await starts(client) == ["12", "13"]
+        await are_read(client, "12", "13")
         assert counted(client, "messages_invalid") == 0
         received = b""
         async with asyncio.timeout(120):
@@ -105,7 +95,7 @@ async def test_windows_appear_as_the_file_grows_and_a_half_written_line_waits_fo
 
 
 async def test_a_rotated_file_is_read_to_its_end_and_then_the_one_that_took_its_name(tmp_path):
-    first, second, third = windows_of(tmp_path, FEED, 3)
+    first, second, third = windows_of(tmp_path, 3)
     async with following(tmp_path, first) as (client, file):
         file.rename(tmp_path / "releases.1")
         append(tmp_path / "releases.1", second)
@@ -113,26 +103,25 @@ async def test_a_rotated_file_is_read_to_its_end_and_then_the_one_that_took_its_
             out.write('{"topic":"hexveil.win')
         await asyncio.sleep(0.6)
         append(file, third)
-        await are_read(client, 3)
-        assert await starts(client) == ["12", "13", "14"]
+        await are_read(client, "12", "13", "14")
         assert counted(client, "messages_invalid") == 1, "the line that its file ended in the middle of"
 
 
 @pytest.mark.parametrize("longer", [False, True])
 async def test_a_truncated_file_is_read_anew_and_known_windows_stay(tmp_path, longer):
-    first, second, third = windows_of(tmp_path, FEED, 3)
+    first, second, third = windows_of(tmp_path, 3)
     async with following(tmp_path, first) as (client, file):
         with file.open("r+") as out:  # in place: the same file, shorter or longer than what was read
             out.truncate(0)
-            out.write(text_of(second, third) if longer else text_of(second)[:-200])
+            text = "".join(map(line_of, [*second, *third] if longer else second))
+            out.write(text if longer else text[:-200])
         await asyncio.sleep(0.6)
         if not longer:
             with file.open("r+") as out:
                 out.truncate(0)
             await asyncio.sleep(0.6)
             append(file, second, third)
-        await are_read(client, 3)
-        assert await starts(client) == ["12", "13", "14"]
+        await are_read(client, "12", "13", "14")
 
 
 HOSTILE = [
@@ -151,18 +140,18 @@ HOSTILE = [
 
 
 async def test_forged_lines_are_counted_unlike_reports_of_rejected_input_and_windows_after_them_are_served(tmp_path):
-    first, second = windows_of(tmp_path, FEED, 2)
+    first, second = windows_of(tmp_path, 2)
     report = rejected_message("bus", "not-json", "bus.positions", 0, 1, 2, 2)
     async with following(tmp_path, first) as (client, file):
         with file.open("ab") as out:
             out.write(b"\n".join(HOSTILE) + b"\n")
         append(file, [report], second)
-        await are_read(client, 2)
+        await are_read(client, "12", "13")
         assert counted(client, "messages_invalid") == len(HOSTILE) - 1, "an empty line is nothing"
 
 
 async def test_a_line_of_200_megabytes_is_passed_over_without_being_kept(tmp_path):
-    first, second = windows_of(tmp_path, FEED, 2)
+    first, second = windows_of(tmp_path, 2)
     async with following(tmp_path, first) as (client, file):
         before = psutil.Process().memory_info().rss
         with file.open("ab") as out:
@@ -193,7 +182,7 @@ def test_a_line_is_kept_whole_up_to_its_bound_and_counted_once_beyond(tmp_path):
 
 
 async def test_every_file_of_a_folder_is_read_and_new_ones_too(tmp_path):
-    first, second, third = windows_of(tmp_path, FEED, 3)
+    first, second, third = windows_of(tmp_path, 3)
     folder = tmp_path / "releases"
     folder.mkdir()
     append(folder / "b.ndjson", second)
@@ -201,12 +190,12 @@ async def test_every_file_of_a_folder_is_read_and_new_ones_too(tmp_path):
     (folder / "notes.txt").write_text("nothing\n")
     os.mkfifo(folder / "pipe.ndjson")
     async with serving_file(bus_config(tmp_path), folder) as client:
-        assert await starts(client) == ["12", "13"]
+        await are_read(client, "12", "13")
         append(folder / "c.ndjson", third)
-        await are_read(client, 3)
+        await are_read(client, "12", "13", "14")
         (folder / "a.ndjson").unlink()
         await asyncio.sleep(0.6)
-        assert await starts(client) == ["12", "13", "14"]
+        await are_read(client, "12", "13", "14")
         listed = (await json_of(client, "/api/v1/windows"))["windows"]
         assert [window["event_id"] for window in listed] == [3, 2, 1]
         assert counted(client, "messages_invalid") == 0
@@ -260,8 +249,8 @@ def test_a_replayed_recording_and_serve_are_all_that_a_dashboard_needs(hexveil, 
 
 SLD, OGC = "{http://www.opengis.net/sld}", "{http://www.opengis.net/ogc}"
 SOURCES = REPO_ROOT / "stream" / "serve" / "dashboard" / "src"
-ADDRESSES = {"hexagons": "OAPIF:{}ogc", "heat": "{}api/v1/heat?mechanism=ag"}
-LAYERS = {"hexagons": ["bus.newest"], "heat": []}
+READ = {"hexagons": ("OAPIF:{}ogc", "bus.newest"), "heat": ("{}api/v1/heat?mechanism=ag",)}
+"""What ogr2ogr reads: an address, and a layer of several."""
 OPERATORS = {"PropertyIsGreaterThanOrEqualTo": ">=", "PropertyIsLessThan": "<", "PropertyIsLessThanOrEqualTo": "<="}
 
 
@@ -286,12 +275,12 @@ def ramp(name: str) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("ogr2ogr") is None, reason="no ogr2ogr; Debian: apt-get install gdal-bin")
-@pytest.mark.parametrize("name", ["hexagons", "heat"])
+@pytest.mark.parametrize("name", READ)
 async def test_every_feature_has_the_one_colour_of_its_value_and_what_is_unsure_is_fainter(tmp_path, name):
-    messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
+    messages, _ = with_histograms(tmp_path)
     read = tmp_path / "read.gpkg"
     async with served(bus_config(tmp_path), messages) as client:
-        command = ["ogr2ogr", str(read), ADDRESSES[name].format(client.make_url("/")), *LAYERS[name]]
+        command = ["ogr2ogr", str(read), *(word.format(client.make_url("/")) for word in READ[name])]
         assert await (await asyncio.create_subprocess_exec(*command)).wait() == 0
 
     def matching(where: str) -> int:

@@ -28,7 +28,7 @@ CENTRE = h3.cell_to_latlng(BUSY)
 
 @needs_chromium
 async def test_a_histogram_is_a_heat_map_in_place_of_speeds_and_a_layer_for_gis(browser, tmp_path):
-    messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
+    messages, _ = with_histograms(tmp_path)
     config = city_config(tmp_path, **{"feed.name": "bus"})
     async with page_of(browser, config, messages, size=LAPTOP, color_scheme="light") as (page, client):
         before = await page.locator("#map").screenshot()

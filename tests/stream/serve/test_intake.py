@@ -24,48 +24,28 @@ from tests.stream.serve.city import BUSY, city_config, window
 from tests.stream.serve.made_places import WEST_SIDE, city_files
 from tests.stream.serve.made_windows import START, arrivals, histogram_message, outcomes
 from tests.stream.serve.serving import append, ready, released
-from tests.support.builders import SLOT, bus_config
+from tests.support.builders import SLOT
 from tests.support.feeding import until_true
 
 HOUR = Window(SLOT, SLOT + 3600)
-GRID_SIDE = 400
-"""Cells along each side of a large histogram, whose message then has about 300 kB."""
 
 
-def large_window(tmp_path: Path, cells: int, histograms: int) -> list[Message]:
-    """A window of small messages, one per cell, and large ones, one per histogram, with its marker last."""
+def large_window(tmp_path: Path) -> list[Message]:
+    """A window of 2 000 small messages, one per cell, and three histograms of 300 kB, with its marker last."""
     *small, marker = released(tmp_path)
     feed, body = "bus", json.loads(small[0].value)
-    chosen = sorted(h3.grid_disk(h3.latlng_to_cell(30.27, -97.74, 10), 100))[:cells]
+    chosen = sorted(h3.grid_disk(h3.latlng_to_cell(30.27, -97.74, 10), 100))[:2_000]
     made = [window_message(HEXAGON_SPEED, feed, HOUR, cell, cell, body | {"cell": cell}) for cell in chosen]
     body = json.loads(histogram_message(feed, "ug").value)
-    body["domain"] |= {"rows": GRID_SIDE, "columns": GRID_SIDE}
-    edges, row = list(range(GRID_SIDE + 1)), [column % 7 for column in range(GRID_SIDE)]
-    grid = {"kind": "grid", "x_edges": edges, "y_edges": edges, "counts": [row] * GRID_SIDE, "variances": 2.0}
+    side = 400
+    body["domain"] |= {"rows": side, "columns": side}
+    edges, row = list(range(side + 1)), [column % 7 for column in range(side)]
+    grid = {"kind": "grid", "x_edges": edges, "y_edges": edges, "counts": [row] * side, "variances": 2.0}
     body["structure"] = grid
-    for mechanism in (f"m{number:04d}" for number in range(histograms)):
+    for mechanism in ("m1", "m2", "m3"):
         made.append(window_message(SPATIAL_HISTOGRAM, feed, HOUR, mechanism, feed, body | {"mechanism": mechanism}))
     promise = {"messages": len(made), "digest": digest(message.value for message in made)}
     return [*made, window_message(WINDOW, feed, HOUR, "close", feed, json.loads(marker.value) | promise)]
-
-
-async def test_no_message_is_checked_in_the_thread_of_the_event_loop(tmp_path, monkeypatch):
-    """How long readers wait while much is taken in depends on the machine; where the work is done does not."""
-    threads: set[str] = set()
-
-    def noted(topic: str, ce_id: str, value: bytes, number: int) -> Received | None:
-        threads.add(threading.current_thread().name)
-        return received(topic, ce_id, value, number)
-
-    monkeypatch.setattr("stream.serve.reading.intake.received", noted)
-    append(tmp_path / "releases.ndjson", released(tmp_path))
-    app = make_app(bus_config(tmp_path), source=FileSource(tmp_path / "releases.ndjson"))
-    async with asyncio.timeout(240), TestClient(TestServer(app)) as client:
-        while not app[SERVICE].view.completed("bus"):
-            assert (await client.get("/healthz")).status == 200
-            await asyncio.sleep(0.05)
-    assert threads
-    assert all(name.startswith("intake") for name in threads)
 
 
 @asynccontextmanager
@@ -80,7 +60,11 @@ async def taking(metrics: PublicMetrics) -> AsyncIterator[tuple[Intake, list[Win
         intake.close()
 
 
-async def test_messages_are_checked_in_their_order_and_in_pieces_of_bounded_size(tmp_path, monkeypatch):
+async def test_messages_are_checked_in_order_and_in_bounded_pieces_and_never_in_the_thread_of_the_event_loop(
+    tmp_path, monkeypatch
+):
+    """How long readers wait while much is taken in depends on the machine; where the work is done does not."""
+    threads: set[str] = set()
     pieces: list[list[Arrival]] = []
     in_thread = Intake.in_thread
 
@@ -89,14 +73,20 @@ async def test_messages_are_checked_in_their_order_and_in_pieces_of_bounded_size
             pieces.append(argument)
         return await in_thread(self, work, argument)
 
+    def checked(topic: str, ce_id: str, value: bytes, number: int) -> Received | None:
+        threads.add(threading.current_thread().name)
+        return received(topic, ce_id, value, number)
+
     monkeypatch.setattr(Intake, "in_thread", noted)
-    messages = arrivals(large_window(tmp_path, cells=2_000, histograms=3), 1)
+    monkeypatch.setattr("stream.serve.reading.intake.received", checked)
+    messages = arrivals(large_window(tmp_path), 1)
     async with taking(PublicMetrics()) as (intake, announced):
         await intake.take(messages)
     assert [arrival for piece in pieces for arrival in piece] == messages
     assert len(pieces) >= 7
     assert all(len(piece) == 1 or sum(len(a.value) for a in piece) <= PIECE_BYTES for piece in pieces)
     assert [window.complete for window in announced] == [True]
+    assert {name.partition("_")[0] for name in threads} == {"intake"}
 
 
 async def test_readers_who_ask_for_much_do_not_hold_up_the_intake(tmp_path):
@@ -125,11 +115,9 @@ async def test_the_newest_window_is_of_the_configured_feed_in_whichever_order_wi
 
 def test_a_marker_a_summary_or_an_identifier_that_is_too_long_is_refused_and_none_of_it_kept(tmp_path):
     *cells, marker = released(tmp_path)
-    histogram = histogram_message("bus", "ug")
-    long = "u" * MAX_LISTED_BYTES
-    body = json.loads(marker.value)
+    body, long, view = json.loads(marker.value), "u" * MAX_LISTED_BYTES, View()
     body["period"] |= {"timezone": long}
-    view, summary = View(), json.loads(histogram.value) | {"mechanism": long}
+    summary = json.loads(histogram_message("bus", "ug").value) | {"mechanism": long}
     refused = [
         Arrival(WINDOW, marker.ce_id, json.dumps(body).encode(), 1),
         Arrival(SPATIAL_HISTOGRAM, "x", json.dumps(summary).encode(), 0),

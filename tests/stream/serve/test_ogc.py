@@ -41,13 +41,12 @@ from tests.stream.serve.serving import json_of, origin_of, released, served, ser
 from tests.support.builders import bus_config
 from tests.support.nginx import needs_nginx, nginx
 
-FEED = {"feed.name": "bus"}
 WINDOWS = 3
 
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
-    async with served(bus_config(tmp_path, **FEED), chain(*windows_of(tmp_path, FEED, WINDOWS))) as made:
+    async with served(bus_config(tmp_path), chain(*windows_of(tmp_path, WINDOWS))) as made:
         yield made
 
 
@@ -146,14 +145,12 @@ async def test_the_documented_commands_of_ogr2ogr_write_the_newest_window_and_a_
     for command in documented.text.splitlines():
         words = shlex.split(command.replace("http://127.0.0.1:8080/ogc", str(client.make_url("/ogc"))))
         process = await asyncio.create_subprocess_exec(*words, cwd=tmp_path, stderr=subprocess.PIPE)
-        _, said = await process.communicate()
-        assert (process.returncode, said) == (0, b"")
-    newest = (await json_of(client, "/ogc/collections/bus.newest/items"))["features"]
-    written = table_of(tmp_path / "newest.gpkg")
-    assert [(row["cell"], row["mean"], row["mean_low"]) for row in written] == [
-        (each["properties"]["cell"], each["properties"]["mean"], each["properties"]["mean_low"]) for each in newest
-    ]
-    cells = [each["properties"]["cell"] for each in newest]
+        _, errors = await process.communicate()
+        assert (process.returncode, errors) == (0, b"")
+    newest = [one["properties"] for one in (await json_of(client, "/ogc/collections/bus.newest/items"))["features"]]
+    for row, said in zip(table_of(tmp_path / "newest.gpkg"), newest, strict=True):
+        assert [row[name] for name in ("cell", "mean", "mean_low")] == [said["cell"], said["mean"], said["mean_low"]]
+    cells = [one["cell"] for one in newest]
     inside = [cell for cell in cells if outline(cell).intersects(shapely.box(-97.8, 30.2, -97.7, 30.3))]
     assert 0 < len(inside) < len(cells)
     assert [row["cell"] for row in table_of(tmp_path / "box.gpkg")] == inside * WINDOWS
@@ -177,8 +174,8 @@ DOMAIN = {"south": 30.21, "west": -97.72, "north": 30.5, "east": -97.5}
 async def test_gdal_is_told_a_box_around_every_hexagon_and_the_domain_if_the_releases_are_there(
     tmp_path, domain, joined
 ):
-    config = bus_config(tmp_path, **FEED, **{"feed.domain": domain})
-    async with served(config, chain(*windows_of(tmp_path, FEED, 2))) as client:
+    config = bus_config(tmp_path, **{"feed.domain": domain})
+    async with served(config, chain(*windows_of(tmp_path, 2))) as client:
         for layer in ("bus.newest", "bus.all"):
             read = await gdal(client, layer)
             shapes = [shapely.from_wkt(shape) for shape in read["outlines"]]
@@ -192,7 +189,7 @@ async def test_gdal_is_told_a_box_around_every_hexagon_and_the_domain_if_the_rel
 
 async def test_the_extent_of_a_feed_that_is_not_configured_is_that_of_its_hexagons(tmp_path):
     windows = [released(tmp_path, **{"feed.name": feed}) for feed in ("bus", "tram")]
-    async with served(bus_config(tmp_path, **FEED, **{"feed.domain": DOMAIN}), chain(*windows)) as client:
+    async with served(bus_config(tmp_path, **{"feed.domain": DOMAIN}), chain(*windows)) as client:
         features = (await json_of(client, "/ogc/collections/tram.newest/items"))["features"]
         (box,) = (await json_of(client, "/ogc/collections/tram.newest"))["extent"]["spatial"]["bbox"]
         outlines = [outline(feature["properties"]["cell"]) for feature in features]
@@ -201,9 +198,8 @@ async def test_the_extent_of_a_feed_that_is_not_configured_is_that_of_its_hexago
 
 async def test_pages_joined_are_the_collection_whatever_their_size(client):
     whole = (await json_of(client, "/ogc/collections/bus.all/items"))["features"]
-    assert [feature["properties"]["window_start"] for feature in whole] == sorted(
-        (feature["properties"]["window_start"] for feature in whole), reverse=True
-    )
+    starts = [feature["properties"]["window_start"] for feature in whole]
+    assert starts == sorted(starts, reverse=True)
     for limit in (1, 4, 7, len(whole)):
         pages = await pages_from(client, f"/ogc/collections/bus.all/items?limit={limit}")
         assert all(page["numberReturned"] == len(page["features"]) <= limit for page in pages)
@@ -295,10 +291,10 @@ async def test_boxes_are_read_as_clients_write_them_and_the_landing_page_has_no_
 
 
 async def test_pages_of_the_newest_window_stay_in_it_while_another_one_closes(tmp_path):
-    first, second = windows_of(tmp_path, FEED, 2)
+    first, second = windows_of(tmp_path, 2)
     releases = tmp_path / "releases.ndjson"
     releases.write_text("".join(map(line_of, first)))
-    async with serving_file(bus_config(tmp_path, **FEED), releases) as client:
+    async with serving_file(bus_config(tmp_path), releases) as client:
         whole = (await json_of(client, "/ogc/collections/bus.newest/items"))["features"]
         page = await json_of(client, "/ogc/collections/bus.newest/items?limit=2")
         with releases.open("a") as out:
@@ -328,7 +324,7 @@ async def test_links_name_the_host_that_the_client_named_unless_that_is_none(cli
 
 
 async def test_a_service_without_windows_has_empty_collections(tmp_path):
-    async with served(bus_config(tmp_path, **FEED), []) as client:
+    async with served(bus_config(tmp_path), []) as client:
         (collections, _) = (await json_of(client, "/ogc/collections"))["collections"]
         assert collections["extent"]["temporal"]["interval"] == [[None, None]]
         domain = bus_config(tmp_path).feed.domain

@@ -14,7 +14,7 @@ from stream.serve.alerts.rules import Usual
 from stream.serve.hexagons import other_day
 from stream.serve.window_store import View, WindowView, local_start, start_at
 from tests.stream.serve.city import city_config, window
-from tests.stream.serve.made_windows import arrivals, outcomes
+from tests.stream.serve.made_windows import arrivals, completed, outcomes
 from tests.stream.serve.serving import json_of, served
 from tests.support.builders import SLOT
 
@@ -25,13 +25,6 @@ DAY, WEEK = 24, 7 * 24
 def hours_to(starts: str) -> list[int]:
     """From hour 0, Tuesday 2017-03-21 12:00 UTC or 07:00 in Chicago, to those starts of that year in UTC."""
     return [round((datetime.fromisoformat(f"2017-{start}:00Z").timestamp() - SLOT) / 3600) for start in starts.split()]
-
-
-def view_of(*windows: list[Message], most: int = 840) -> View:
-    view = View(most)
-    for number, messages in enumerate(windows, 1):
-        assert outcomes(view, arrivals(messages, number))[-1] == "completed"
-    return view
 
 
 def released(config: Config, *hours: int) -> list[list[Message]]:
@@ -54,9 +47,9 @@ def beside(view: View, start: str, day: date | None = None) -> tuple[str, str | 
 def test_a_week_before_is_compared_with_or_else_the_day_before(config):
     week, day, now = released(config, -WEEK, -DAY, 0)
     start = "2017-03-21T12:00:00Z"
-    assert beside(view_of(week, day, now), start) == ("2017-03-14", "2017-03-14T12:00:00Z", None)
-    assert beside(view_of(day, now), start) == ("2017-03-20", "2017-03-20T12:00:00Z", None)
-    assert beside(view_of(now), start) == ("2017-03-20", None, "none"), "nobody knows whether there was one"
+    assert beside(completed(View(), week, day, now), start) == ("2017-03-14", "2017-03-14T12:00:00Z", None)
+    assert beside(completed(View(), day, now), start) == ("2017-03-20", "2017-03-20T12:00:00Z", None)
+    assert beside(completed(View(), now), start) == ("2017-03-20", None, "none"), "nobody knows whether there was one"
 
 
 def test_a_window_of_other_settings_or_length_is_not_compared_with_and_the_day_before_is_looked_at(tmp_path, config):
@@ -65,18 +58,18 @@ def test_a_window_of_other_settings_or_length_is_not_compared_with_and_the_day_b
     marker = json.loads(week[-1].value)
     for changes in ({"relation": "participation"}, {"clipping": {"lower": 0.0, "upper": 40.0, "unit": "km/h"}}):
         other = [*week[:-1], week[-1]._replace(value=json.dumps(marker | changes).encode())]
-        view = view_of(other, day, now)
+        view = completed(View(), other, day, now)
         assert beside(view, start, date(2017, 3, 14)) == ("2017-03-14", None, "settings"), changes
         assert beside(view, start) == ("2017-03-20", "2017-03-20T12:00:00Z", None), changes
     longer = city_config(tmp_path, **{"window.slot": "4h"})
-    view = view_of(window(config, 1 - DAY), window(longer, 1))
+    view = completed(View(), window(config, 1 - DAY), window(longer, 1))
     assert beside(view, "2017-03-21T13:00:00Z") == ("2017-03-20", None, "settings")
 
 
 def test_a_window_whose_close_marker_has_not_arrived_has_no_zone_so_nothing_stands_beside_it(config):
     """12:00 UTC is 06:00 in Chicago on 10 March, and 07:00 on 14 March."""
     *before, after = released(config, *hours_to("03-10T12 03-10T13 03-14T12"))
-    view = view_of(*before)
+    view = completed(View(), *before)
     outcomes(view, arrivals(after[:-1]))
     assert beside(view, "2017-03-14T12:00:00Z", date(2017, 3, 10)) == ("2017-03-10", None, "incomplete")
 
@@ -121,7 +114,7 @@ BESIDE = {
 @pytest.mark.parametrize("slot", BESIDE)
 def test_when_clocks_change_a_window_of_the_same_local_hours_is_found_or_said_not_to_be_there(tmp_path, slot):
     config = city_config(tmp_path, **{"window.slot": slot})
-    view = view_of(*released(config, *hours_to(KEPT[slot])))
+    view = completed(View(), *released(config, *hours_to(KEPT[slot])))
     for start, day, other in BESIDE[slot]:
         expected = (f"2017-{day}", other and f"2017-{other}:00:00Z", None if other else "clocks")
         assert beside(view, f"2017-{start}:00:00Z", date.fromisoformat(f"2017-{day}")) == expected
@@ -131,7 +124,7 @@ def test_a_window_that_cannot_be_compared_with_has_a_reason_and_no_other_takes_i
     """Windows are forgotten in the order of their close markers, so also one between two that are kept."""
     start = "2017-03-21T12:00:00Z"
     made = released(config, -DAY, -4 * DAY, -3 * DAY, 0)
-    view = view_of(*made, most=3)
+    view = completed(View(3), *made)
     *withheld, marker = made[0]
     march = {10: "none", 19: "none", 20: "gone", 21: "same", 22: "later"}
     days = {date(2017, 3, day): reason for day, reason in march.items()} | {date.min: "none", date.max: "later"}
@@ -140,7 +133,7 @@ def test_a_window_that_cannot_be_compared_with_has_a_reason_and_no_other_takes_i
     outcomes(view, arrivals(window(config, -2 * DAY)[:-1]))
     assert beside(view, start, date(2017, 3, 19)) == ("2017-03-19", None, "incomplete")
     body = json.loads(marker.value) | {"withheld": True}
-    hidden = view_of(made[1], [*withheld, marker._replace(value=json.dumps(body).encode())], made[3])
+    hidden = completed(View(), made[1], [*withheld, marker._replace(value=json.dumps(body).encode())], made[3])
     assert beside(hidden, start) == ("2017-03-20", None, "withheld")
 
 
@@ -151,7 +144,7 @@ def test_a_zone_that_nobody_knows_counts_as_utc(config):
         body = json.loads(marker.value)
         body["period"]["timezone"] = "../../etc/passwd"
         made.append([*cells, marker._replace(value=json.dumps(body).encode())])
-    assert beside(view_of(*made), "2017-03-21T12:00:00Z")[1] == "2017-03-20T12:00:00Z"
+    assert beside(completed(View(), *made), "2017-03-21T12:00:00Z")[1] == "2017-03-20T12:00:00Z"
 
 
 def test_a_local_time_at_the_ends_of_the_calendar_is_no_error():
@@ -184,7 +177,7 @@ def hours_before(view: View, shown: WindowView) -> list[int]:
 
 
 def test_what_is_forgotten_by_the_view_is_forgotten_here(config):
-    usual, view = Usual(), view_of(*released(config, 0, DAY, 2 * DAY))
+    usual, view = Usual(), completed(View(), *released(config, 0, DAY, 2 * DAY))
     shown = view.ordered()[0]
     for one in usual.earlier_of_each(view, [shown])[0]:
         usual.decoded(one)
@@ -195,7 +188,7 @@ def test_what_is_forgotten_by_the_view_is_forgotten_here(config):
 
 
 def test_neither_the_window_itself_nor_a_later_one_nor_one_without_its_marker_is_usual(config):
-    view = view_of(*released(config, DAY, 2 * DAY, 3 * DAY))
+    view = completed(View(), *released(config, DAY, 2 * DAY, 3 * DAY))
     outcomes(view, arrivals(window(config, 0)[:-1]))
     shown = view.find("2017-03-23T12:00:00Z", "bus")
     assert shown is not None
@@ -217,5 +210,5 @@ def test_neither_the_window_itself_nor_a_later_one_nor_one_without_its_marker_is
 def test_usual_is_of_the_same_local_hour_of_three_such_weekdays_or_kinds_of_day_or_days(config, hours, usual):
     """Days before the newest window. 2017-03-21 is a Tuesday: Friday is 3 days later, Monday 6, the next Saturday 11.
     Before and after 2017-11-05 an hour of Chicago is another one of UTC."""
-    view = view_of(*released(config, *sorted(hours)))
+    view = completed(View(), *released(config, *sorted(hours)))
     assert hours_before(view, view.ordered()[0]) == [round(days * DAY) for days in usual]

@@ -13,7 +13,6 @@ from stream.messages.cells import cells_of, with_estimates
 from stream.messages.message import (
     HEXAGON_SPEED,
     LARGEST_NUMBER,
-    SPATIAL_HISTOGRAM,
     WINDOW,
     schema,
 )
@@ -27,7 +26,7 @@ from tests.stream.serve.made_windows import (
     MECHANISMS,
     START,
     arrivals,
-    histogram_message,
+    completed,
     outcomes,
     windows_of,
     with_histograms,
@@ -35,8 +34,6 @@ from tests.stream.serve.made_windows import (
 from tests.stream.serve.serving import json_of, released, served, serving
 from tests.support.builders import bus_config
 from tests.support.schemas import mutations
-
-FEED = {"feed.name": "bus"}
 
 
 def test_a_window_is_complete_only_when_marker_count_and_digest_agree(tmp_path):
@@ -71,18 +68,9 @@ def largest(body: object) -> float:
     return abs(body) if isinstance(body, int | float) else 0.0
 
 
-def test_a_message_without_ce_id_or_of_a_time_that_is_none_is_refused(tmp_path):
-    message = released(tmp_path)[0]
-    assert received(message.topic, "", message.value) is None
-    never = message.value.replace(b"2017-03-21T12", b"2017-03-41T12")
-    assert received(message.topic, message.ce_id, never) is None
-
-
 def test_old_windows_are_forgotten_in_the_order_of_their_markers_and_stay_so(tmp_path):
-    view = View(max_windows=2)
-    first, second, third = windows_of(tmp_path, FEED, 3)
-    for number, messages in enumerate((third, first, second), 1):
-        assert outcomes(view, arrivals(messages, number))[-1] == "completed"
+    first, second, third = windows_of(tmp_path, 3)
+    view = completed(View(max_windows=2), third, first, second)
     assert [window.start[11:13] for window in view.completed()] == ["12", "13"]
     assert outcomes(view, [Arrival(third[0].topic, "late", third[0].value, 0)]) == ["forgotten"]
 
@@ -116,7 +104,7 @@ KINDS = {"csv": "text/csv", "geojson": "application/geo+json", "parquet": "appli
 
 
 async def test_complete_windows_are_downloaded_and_incomplete_ones_refused(tmp_path, monkeypatch):
-    messages, unfinished = windows_of(tmp_path, FEED, 2)
+    messages, unfinished = windows_of(tmp_path, 2)
     values = [message.value for message in messages if message.topic == HEXAGON_SPEED]
     path, config = f"/api/v1/windows/{START}/download", bus_config(tmp_path)
     async with served(config, [*messages, *unfinished[1:]]) as client:
@@ -179,7 +167,7 @@ NO_RANGES = {
 
 
 async def test_ranges_are_answered_as_the_release_itself_answers_them_and_bad_ones_refused_with_the_reason(tmp_path):
-    messages, histograms = with_histograms(tmp_path, FEED)
+    messages, histograms = with_histograms(tmp_path)
     count = f"/api/v1/histograms/{START}/count"
     async with served(bus_config(tmp_path), messages) as client:
         (listed,) = (await json_of(client, "/api/v1/histograms"))["windows"]
@@ -211,17 +199,8 @@ async def test_ranges_are_answered_as_the_release_itself_answers_them_and_bad_on
         await json_of(client, f"{count}?bbox=-98,30,-97.4,30.6&mechanism=none", 404)
 
 
-def test_a_histogram_whose_parts_do_not_fit_is_refused_though_its_schema_holds(tmp_path):
-    message = histogram_message("bus", "ug")
-    body = json.loads(message.value)
-    body["structure"]["x_edges"][-1] += 1
-    assert jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).is_valid(body)
-    assert received(SPATIAL_HISTOGRAM, "a", json.dumps(body).encode()) is None
-    assert received(SPATIAL_HISTOGRAM, "a", message.value) is not None
-
-
 def test_a_window_is_complete_only_with_its_histograms_of_which_a_list_needs_no_message_again(tmp_path):
-    messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
+    messages, _ = with_histograms(tmp_path)
     view = View()
     *first, last, marker = messages
     assert set(outcomes(view, arrivals((*first, marker), 1))) == {"taken"}

@@ -39,7 +39,7 @@ SITE, OTHER = "https://maps.example.org", "https://elsewhere.example.org"
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
-    messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
+    messages, _ = with_histograms(tmp_path)
     async with served(bus_config(tmp_path, **{"public.cors_origins": [SITE]}), messages) as made:
         yield made
 
@@ -214,7 +214,7 @@ async def test_reading_joins_no_group_and_refused_bytes_are_counted(tmp_path):
             bad = [cells[0]._replace(value=value) for value in (b"rubbish", b"{}", cells[0].value[:-1])]
             bad += [cells[0]._replace(headers=headers) for headers in ((), (("ce_id", None),), (("ce_id", b"\xff"),))]
             bad[-1] = bad[-1]._replace(value=b"\xff")
-            (_, other) = windows_of(tmp_path, overrides, 2)
+            (_, other) = windows_of(tmp_path, 2, **overrides)
             await publish(broker.bootstrap, [*bad, *cells, *cells, marker, *other])
             while len((await json_of(client, "/api/v1/windows"))["windows"]) < 2:
                 await asyncio.sleep(0.02)
@@ -290,20 +290,20 @@ HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
 LENGTH, NONE, CHUNKED = b"Content-Length: %d" % len(HIDDEN), b"Content-Length: 0", b"Transfer-Encoding: chunked"
 LAST_CHUNK = b"0\r\n\r\n"
 IN_A_CHUNK = b"%x\r\n%s\r\n0\r\n\r\n" % (len(HIDDEN), HIDDEN)
-HEADS = (
-    [LENGTH], [LENGTH, NONE], [NONE, LENGTH], [b"Content-Length: %d, 0" % len(HIDDEN)],
-    [b"Content-Length: +%d" % len(HIDDEN)],
-    [b"Content-Length : %d" % len(HIDDEN)], [CHUNKED], [CHUNKED, LENGTH], [CHUNKED, NONE], [b"Content-Length: 5",
-    CHUNKED],
-    [LENGTH, b"Transfer-Encoding : chunked"], [LENGTH, b"Transfer-Encoding: xchunked"], [LENGTH,
-    b"Transfer-Encoding:\x0bchunked"],
-    [LENGTH, b"Transfer-Encoding: chunked, identity"], [LENGTH, b"Transfer-Encoding: identity, chunked"], [LENGTH,
-    CHUNKED, b"Transfer-Encoding: x"],
-    [LENGTH, b" Transfer-Encoding: chunked"], [LENGTH, b"X: y\nTransfer-Encoding: chunked"], [LENGTH,
-    b"X: y\rTransfer-Encoding: chunked"],
-    [LENGTH, b"Transfer_Encoding: chunked"], [LENGTH, b"Connection: Content-Length"], [LENGTH, b"Expect: 100-continue"],
-    [LENGTH, b"Upgrade: h2c"],
-)  # fmt: skip
+ALONE = [LENGTH, CHUNKED, *(spelling % len(HIDDEN) for spelling in (b"Content-Length: %d, 0", b"Content-Length: +%d"))]
+ALONE += [b"Content-Length : %d" % len(HIDDEN)]
+CODINGS = (b": xchunked", b" : chunked", b":\x0bchunked", b": chunked, identity", b": identity, chunked")
+BESIDE = [NONE, *(b"Transfer-Encoding" + coding for coding in CODINGS), b"Transfer_Encoding: chunked"]
+BESIDE += [b" Transfer-Encoding: chunked", b"X: y\nTransfer-Encoding: chunked", b"X: y\rTransfer-Encoding: chunked"]
+BESIDE += [b"Connection: Content-Length", b"Expect: 100-continue", b"Upgrade: h2c"]
+"""Beside the length of what is hidden."""
+OTHERS = [[NONE, LENGTH], [CHUNKED, LENGTH], [CHUNKED, NONE], [b"Content-Length: 5", CHUNKED]]
+HEADS = [
+    *([one] for one in ALONE),
+    *([LENGTH, one] for one in BESIDE),
+    *OTHERS,
+    [LENGTH, CHUNKED, b"Transfer-Encoding: x"],
+]
 BODIES = (HIDDEN, LAST_CHUNK + HIDDEN, IN_A_CHUNK, b"0;x=\n\r\n\r\n" + HIDDEN, b"0x0\r\n\r\n" + HIDDEN)
 
 

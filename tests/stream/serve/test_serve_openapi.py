@@ -72,7 +72,7 @@ async def test_the_document_is_valid_and_describes_every_path_that_is_served(cli
 
 
 async def test_a_generated_client_reads_what_was_released(tmp_path, monkeypatch, own_feed):
-    messages, _ = with_histograms(tmp_path, own_feed)
+    messages, _ = with_histograms(tmp_path, **own_feed)
     values = [message.value for message in messages if message.topic == HEXAGON_SPEED]
     released = [json.loads(with_estimates(value, cell)) for value, cell in zip(values, cells_of(values), strict=True)]
     async with serving(bus_config(tmp_path, **own_feed), messages) as client:
@@ -114,7 +114,7 @@ def read_with_the_generated_client(base: str, released: list[dict[str, Any]]) ->
 @pytest.mark.parametrize("examples", nightly_but([1], [1, 6]))
 async def test_a_fuzzer_finds_no_answer_that_the_document_does_not_allow(tmp_path, examples, own_feed):
     """Requests per path and phase: one in every run."""
-    messages, _ = with_histograms(tmp_path, own_feed)
+    messages, _ = with_histograms(tmp_path, **own_feed)
     async with serving(bus_config(tmp_path, **own_feed | city_files(tmp_path)), messages) as client:
         output = await run(
             "-m",

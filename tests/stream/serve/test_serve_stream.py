@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import resource
-import socket
 from collections.abc import AsyncIterator
 from itertools import chain
 from pathlib import Path
@@ -30,7 +29,7 @@ from tests.stream.serve.browser import PATIENCE_MS, needs_chromium
 from tests.stream.serve.city import BUSY, LONELY, USUAL_DAY, city_config, windows
 from tests.stream.serve.made_places import WEST_SIDE, city_files
 from tests.stream.serve.made_windows import windows_of
-from tests.stream.serve.serving import json_of, origin_of, publish, ready, released, served, serving
+from tests.stream.serve.serving import json_of, origin_of, publish, ready, released, served, serving, unreading
 from tests.support.builders import bus_config, riders_config
 from tests.support.feeding import until_true
 
@@ -67,7 +66,7 @@ async def first(
 
 
 async def test_each_finished_window_is_told_once_in_order_and_a_client_that_comes_back_misses_none(tmp_path, own_feed):
-    windows = windows_of(tmp_path, own_feed, 4)
+    windows = windows_of(tmp_path, 4, **own_feed)
     config = bus_config(tmp_path, **own_feed)
     async with serving(config, windows[0] + windows[1]) as client:
         past = await first(client, 2, "?after=0")
@@ -106,14 +105,11 @@ async def test_a_client_that_does_not_read_holds_nobody_up_and_is_cut_off(tmp_pa
         return b'id: %d\nevent: window\ndata: "%b"\n\n' % (window.number, b"x" * 60_000)
 
     monkeypatch.setattr(broadcast, "frame_of", large)
-    windows = windows_of(tmp_path, own_feed, 12)
+    windows = windows_of(tmp_path, 12, **own_feed)
     async with serving(bus_config(tmp_path, **own_feed)) as client:
         service = client.server.app[SERVICE]
         monkeypatch.setattr(service.broadcast, "queue", 4)
-        stalled = socket.socket()
-        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stalled.connect((client.host, client.port))
-        stalled.sendall(f"GET {STREAM} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        stalled = unreading(client.port, STREAM)
         reading = asyncio.create_task(first(client, len(windows)))
         counted = service.metrics.registry.get_sample_value
         await until_true(lambda: counted("hexveil_public_sse_clients") == 2)
@@ -129,7 +125,7 @@ async def test_a_broker_that_is_away_is_waited_for_and_what_is_known_is_served_m
     broker = KafkaServer(tmp_path / "kafka")
     overrides = {"feed.name": "bus", "kafka.bootstrap": broker.bootstrap}
     config = bus_config(tmp_path, **overrides)
-    before, after = windows_of(tmp_path, overrides, 2)
+    before, after = windows_of(tmp_path, 2, **overrides)
     try:
         await asyncio.to_thread(broker.start)
         await create_topics(config)
@@ -161,8 +157,9 @@ async def ends_with_the_service(client: TestClient, stream: ClientResponse) -> N
             await anext(events(stream))
 
 
-async def test_streams_are_limited_in_number_and_end_with_the_service(tmp_path, monkeypatch):
-    monkeypatch.setattr("stream.serve.broadcast.MAX_STREAMS", 1)
+async def test_streams_are_limited_in_number_kept_alive_by_comments_and_end_with_the_service(tmp_path, monkeypatch):
+    monkeypatch.setattr(broadcast, "MAX_STREAMS", 1)
+    monkeypatch.setattr(broadcast, "PING_SECONDS", 0.05)
     async with served(bus_config(tmp_path), []) as client, client.get(STREAM) as open_stream:
         async with client.get(STREAM) as refused:
             problem = await refused.json()
@@ -171,6 +168,11 @@ async def test_streams_are_limited_in_number_and_end_with_the_service(tmp_path, 
             assert int(refused.headers["Retry-After"]) > 0
         head = await client.head(STREAM)
         assert (head.status, head.content_type) == (200, "text/event-stream")
+        received = b""
+        async with asyncio.timeout(120):
+            while received.count(b": ping\n\n") < 2:
+                received += await open_stream.content.readany()
+        assert received.startswith(b"retry: ")
         await ends_with_the_service(client, open_stream)
 
 
@@ -178,15 +180,6 @@ async def test_a_stream_that_waits_for_a_broker_that_is_away_does_not_hold_up_th
     config = bus_config(tmp_path, **{"kafka.bootstrap": "127.0.0.1:9"})
     async with TestClient(TestServer(make_app(config))) as client, client.get(STREAM) as open_stream:
         await ends_with_the_service(client, open_stream)
-
-
-async def test_a_quiet_stream_is_kept_alive_by_comments(tmp_path, monkeypatch):
-    monkeypatch.setattr(broadcast, "PING_SECONDS", 0.05)
-    async with served(bus_config(tmp_path), []) as client, asyncio.timeout(120), client.get(STREAM) as answer:
-        received = b""
-        while received.count(b": ping\n\n") < 2:
-            received += await answer.content.readany()
-        assert received.startswith(b"retry: ")
 
 
 @pytest.mark.nightly
@@ -211,7 +204,7 @@ def test_the_limit_of_open_files_is_raised_to_what_connections_need(monkeypatch,
 async def test_the_documented_reader_misses_no_window_though_a_proxy_answers_502(browser, tmp_path):
     """The first connection ends after one window; after the 502 the browser's EventSource is closed for good."""
     (snippet,) = re.findall(r"```js\n(.*?)```", (REPO_ROOT / "docs" / "api.md").read_text(), re.DOTALL)
-    windows = windows_of(tmp_path, {"feed.name": "bus"}, 3)
+    windows = windows_of(tmp_path, 3)
     answers: list[tuple[int, str]] = []
 
     async def behind_a_proxy(route: Route) -> None:
@@ -271,9 +264,6 @@ async def test_reported_speeds_and_feeds_that_are_not_configured_have_neither_so
     assert feeds[0] == {"feed": "bus", "map": None} | nothing
 
 
-RANGE = "from=2017-03-21T00:00:00Z&to=2017-03-22T00:00:00Z"
-
-
 def samples(text: str) -> dict[tuple[str, str], float]:
     return {
         (sample.name.removeprefix("hexveil_released_"), sample.labels.get("name", "")): sample.value
@@ -292,7 +282,8 @@ async def test_series_say_what_the_api_says_of_areas_routes_and_cells_and_nothin
         assert ends == pytest.approx([area["value"], *area["interval"]])
         assert newest["window_end_seconds", ""] == 1490108400.0, "2017-03-21T15:00:00Z"
         cell = (await json_of(client, f"/api/v1/cells/{BUSY}"))["releases"]
-        rows = (await json_of(client, f"/api/v1/series?{RANGE}&of=all|{BUSY}|{LONELY}"))["rows"]
+        day = "from=2017-03-21T00:00:00Z&to=2017-03-22T00:00:00Z"
+        rows = (await json_of(client, f"/api/v1/series?{day}&of=all|{BUSY}|{LONELY}"))["rows"]
         assert [row["time"] for row in rows if row["name"] == BUSY] == [one["window"]["end"] for one in cell]
         speeds = [row["mean"] for row in rows if row["name"] == BUSY]
         assert speeds == pytest.approx([one["estimate"]["mean"]["value"] for one in cell])

@@ -22,6 +22,7 @@ from stream.serve import sending
 from stream.serve.guards import problems
 from stream.serve.responses import JSON, Answers, Problem, Turns, key_of
 from stream.serve.sending import SEND_BUFFER, Sending, bound_every_answer, client_of
+from tests.stream.serve.serving import unreading
 from tests.support.feeding import until_true
 
 
@@ -269,14 +270,7 @@ class Large:
 async def unread(service: Large) -> AsyncIterator[TestServer]:
     """The service with clients that sent a request and read nothing."""
     async with TestServer(service.app()) as server:
-        clients = []
-        for _ in range(CLIENTS):
-            client = socket.socket()
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", server.port))
-            await asyncio.get_running_loop().sock_sendall(client, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            clients.append(client)
+        clients = [unreading(server.port, "/") for _ in range(CLIENTS)]
         try:
             await until_true(lambda: sum(one.get_write_buffer_size() > 0 for one in service.transports) == CLIENTS)
             yield server

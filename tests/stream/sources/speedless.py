@@ -17,6 +17,7 @@ from tests.support.builders import SLOT, bus_config, bus_fleet_file, riders_conf
 Fix = tuple[str, int, float, float, float | None]
 """Vehicle, seconds, latitude, longitude, speed in m/s."""
 MINUTES = 70
+_SLOTTING = bus_config(Path("unused")).slotting
 NAMES = {"user": "bus", "time": "seen", "lat": "y", "lng": "x", "value": "v"}
 SPEEDLESS = {role: name for role, name in NAMES.items() if role != "value"}
 
@@ -56,19 +57,17 @@ def configured(tmp_path: Path, names: Mapping[str, str] = SPEEDLESS) -> Path:
     return file
 
 
-def live(fixes: list[Fix], speeds: SpeedSource = "missing", at_once: int = 5) -> list[bytes]:
+def live(fixes: list[Fix], speeds: SpeedSource = "missing") -> list[bytes]:
     """What ``hexveil hfp`` sends for these fixes, which come a few at a time."""
-    return list(_sent(tuple(fixes), speeds, at_once))
+    return list(_sent(tuple(fixes), speeds))
 
 
 @cache
-def _sent(fixes: tuple[Fix, ...], speeds: SpeedSource, at_once: int) -> list[bytes]:
+def _sent(fixes: tuple[Fix, ...], speeds: SpeedSource) -> list[bytes]:
     """The same, worked out once for all tests of a fleet."""
-    made = bus_config(Path("unused"))
-    chosen = feed(speeds, fields=None)
-    source, values = HighFrequencyPositions(chosen, made.slotting, speeds), list[bytes]()
-    for begin in range(0, len(fixes), at_once):
-        part = fixes[begin : begin + at_once]
+    source, values = HighFrequencyPositions(feed(speeds, fields=None), _SLOTTING, speeds), list[bytes]()
+    for begin in range(0, len(fixes), 5):
+        part = fixes[begin : begin + 5]
         values += source.of([publication(fix) for fix in part], part[-1][1] * 1_000_000).values
     return values
 

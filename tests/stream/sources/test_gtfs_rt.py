@@ -1,5 +1,5 @@
 """``hexveil gtfs-rt``: a fleet behind an address that misbehaves or stands still, or stored snapshots, become events
-once each, or releases without Kafka."""
+once each, or releases without Kafka; ``--speeds`` and ``feed.speeds`` that differ are said."""
 
 import asyncio
 import gzip
@@ -15,19 +15,15 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-import numpy as np
 import pytest
 from google.transit import gtfs_realtime_pb2
 from structlog.testing import capture_logs
 
-from stream.embedded import EmbeddedFeed
-from stream.ingestion.decoding import Decoder
+from stream.cli.feeding import live_speed_note
 from stream.local import REPO_ROOT
 from stream.sources import snapshot_events, timestamps
 from stream.sources.polling import FetchError, FileSink, Poller, PollSettings, backed_off, poll
 from stream.sources.snapshots import SnapshotError
-from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import RowStore
 from tests.stream.sources.agency import (
     DELHI,
     FEED,
@@ -41,7 +37,7 @@ from tests.stream.sources.agency import (
     run,
     snapshot_bytes,
 )
-from tests.support.builders import SLOT, bus_config, bus_fleet_file, random_rows
+from tests.support.builders import bus_config, bus_fleet_file, riders_config
 from tests.support.environment import environment
 from tests.support.topics_reader import stored
 
@@ -194,7 +190,8 @@ def test_stored_snapshots_become_canonical_events_in_a_file_or_releases(config, 
     assert (code, "cannot be drawn again" in said) == (2, True)
 
 
-def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code_and_alone_refused(config, folder):
+def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code_and_alone_refused(config, folder, tmp_path):
+    """Of ``--json``, what machines read is JSON alone."""
     (folder / "002.pb").write_bytes(b"<html>maintenance</html>")
     body = gzip.compress((folder / "003.pb").read_bytes())
     (folder / "damaged.pb.gz").write_bytes(body[:10] + b"\xff" * 20 + body[30:])
@@ -204,6 +201,12 @@ def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code_and_alo
     assert "damaged or cut short (Error -3 while decompressing" in stderr
     code, _, stderr = run(str(folder / "002.pb"), "--config", config, "--out", "-")
     assert (code, "002.pb: an HTML or XML page" in stderr) == (2, True)
+    code, out, stderr = run(str(folder), "--json", "--config", config, "--out", str(tmp_path / "events.ndjson"))
+    report = json.loads(out)
+    assert (code, report["snapshots"]["events"], stderr) == (1, 9, "")
+    assert ("002.pb" in report["problems"][0], "public" in report["notes"][0]) == (True, True)
+    code, out, stderr = run(str(folder), "--json", "--config", config, "--out", "-")
+    assert len([json.loads(line)["user"] for line in out.splitlines()]) == json.loads(stderr)["snapshots"]["events"]
 
 
 def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config, folder):
@@ -324,20 +327,6 @@ def test_a_signal_to_the_whole_group_still_releases_the_window_in_progress(confi
     assert events_in(out) == 20
 
 
-async def test_a_silent_feed_closes_its_windows_by_the_clock(redis, tmp_path):
-    config = bus_config(tmp_path)
-    rows = RowStore(redis, config.feed.name)
-    store = ReleaseStore.of(redis, config)
-    feed = EmbeddedFeed(config, rows, store, Decoder(config, bytes(32)), lambda _: None, SLOT * 1_000_000)
-    await rows.append("embedded/0", 0, 1, random_rows(1, 1), np.zeros(1, np.int64), np.full(1, SLOT))
-    assert await feed.due_slots() == []
-    feed.reach((SLOT + 3600 + 299) * 1_000_000)
-    assert await feed.due_slots() == []
-    feed.reach((SLOT + 3600 + 301) * 1_000_000)
-    feed.reach(SLOT * 1_000_000)
-    assert await feed.due_slots() == [SLOT]
-
-
 def test_a_key_in_the_query_or_a_header_reaches_the_agency_but_no_other_host_and_no_error():
     settings = {"query": {"api key": "s3cr&t/ü"}, "headers": {"X-Api-Key": "s3cret"}}
     with Agency([answer(200, b"elsewhere")]) as other, Agency([answer(302, Location=other.url)]) as agency:
@@ -386,3 +375,37 @@ async def test_a_server_that_repeats_a_snapshot_with_and_without_304_is_noticed_
     said = [log["vehicles"] for log in logs if "no vehicle's timestamp has advanced" in log["event"]]
     assert said == [3, 1], "of a document, and of one that is the same"
     assert len((tmp_path / "out.ndjson").read_bytes().splitlines()) == 3, "one event of each vehicle"
+
+
+CONFIGURED = (None, "reported", "missing", "derived")
+DERIVED = {0: "reported", 1: "missing", 2: "derived"}
+"""The source by the number of derived speeds of two vehicles at two times, of which one reports its speed."""
+
+
+@pytest.mark.parametrize("given", CONFIGURED)
+@pytest.mark.parametrize("configured", CONFIGURED)
+def test_a_live_command_obeys_its_option_then_the_configuration_and_says_each_mismatch(
+    configured, given, config, tmp_path, monkeypatch
+):
+    for step, now in enumerate((START, START + 30)):
+        buses = [(name, now, 28.6 + 0.002 * step, 77.2, speed) for name, speed in (("a", 8.0), ("b", None))]
+        (tmp_path / f"{step}.pb").write_bytes(snapshot_bytes(buses, now))
+    if configured is not None:
+        monkeypatch.setenv("HEXVEIL_FEED__SPEEDS", configured)
+    stored, options = [str(tmp_path / f"{step}.pb") for step in range(2)], [] if given is None else ["--speeds", given]
+    code, out, stderr = run(*stored, "--config", config, "--out", str(tmp_path / "events"), "--json", *options)
+    assert code == 0, stderr
+    report = json.loads(out)
+    used = DERIVED[report["snapshots"]["derived"]]
+    assert used == (given or configured or "missing")
+    hint = f"feed.speeds is {configured or 'reported'!r}, and hexveil check, the dashboard and /api/v1/feeds say"
+    is_said = [hint in note and f"set feed.speeds to {used!r}" in note for note in report["notes"]]
+    assert any(is_said) == (used != (configured or "reported"))
+
+
+def test_a_mismatch_is_said_under_participation_too(tmp_path):
+    for config in (riders_config(tmp_path), bus_config(tmp_path)):
+        note = live_speed_note(config, "derived")
+        assert note is not None
+        assert "set feed.speeds to 'derived'" in note
+        assert live_speed_note(config, "reported") is None

@@ -2,7 +2,6 @@
 should be in each hour; hostile archives cost a bounded amount."""
 
 import json
-import random
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -76,10 +75,6 @@ def test_the_public_cell_list_is_exactly_that_of_the_cells_that_routes_cross(tmp
     assert (again.exit_code, "--force" in again.stderr) == (2, True)
 
 
-def with_file(name: str, text: str | bytes) -> dict[str, str | bytes]:
-    return FILES | {name: text}
-
-
 def damaged(body: bytes) -> bytes:
     """The archive with other bytes in the middle of its first file."""
     start = 30 + len("stops.txt") + 20
@@ -95,9 +90,9 @@ HOSTILE = {
     "a name that is no UTF-8": (zipped({"stöps.txt": "x"}).replace("ö".encode(), b"\xff\xfe"),
     "not a readable GTFS archive"),
     "a folder": ({f"feed/{name}": text for name, text in FILES.items()}, "in the folder 'feed'"),
-    "no column": (with_file("stops.txt", "id,name\n1,a\n"), "no column stop_id"),
-    "one long line": (with_file("stops.txt", b"x" * 1_000_000), "a line of more than"),
-    "one long field": (with_file("stops.txt", FILES["stops.txt"] + '"' + "a\n" * 200_000),
+    "no column": (FILES | {"stops.txt": "id,name\n1,a\n"}, "no column stop_id"),
+    "one long line": (FILES | {"stops.txt": b"x" * 1_000_000}, "a line of more than"),
+    "one long field": (FILES | {"stops.txt": FILES["stops.txt"] + '"' + "a\n" * 200_000},
     "field larger than field limit"),
 }  # fmt: skip
 
@@ -117,11 +112,11 @@ def test_a_hostile_archive_is_refused_with_a_sentence(name, tmp_path):
 def test_a_bomb_is_read_no_further_than_its_bound(tmp_path, monkeypatch):
     monkeypatch.setitem(schedule.BOUNDS, "shapes", (1 << 20, 10**6))
     monkeypatch.setitem(schedule.BOUNDS, "trips", (1 << 20, 100))
-    bomb = archive(tmp_path / "bytes.zip", with_file("shapes.txt", FILES["shapes.txt"] + "s1,30,-97,1\n" * 200_000))
+    bomb = archive(tmp_path / "bytes.zip", FILES | {"shapes.txt": FILES["shapes.txt"] + "s1,30,-97,1\n" * 200_000})
     assert bomb.stat().st_size < 50_000
     with pytest.raises(ScheduleError, match=r"shapes\.txt has more than 1048576 bytes"):
         read_schedule(bomb)
-    rows = archive(tmp_path / "rows.zip", with_file("trips.txt", FILES["trips.txt"] + "r1,t,s1\n" * 101))
+    rows = archive(tmp_path / "rows.zip", FILES | {"trips.txt": FILES["trips.txt"] + "r1,t,s1\n" * 101})
     with pytest.raises(ScheduleError, match=r"trips\.txt has more than 100 rows"):
         read_schedule(rows)
 
@@ -130,16 +125,13 @@ def test_lines_across_continents_are_refused_before_they_cost_much(tmp_path, mon
     monkeypatch.setattr("stream.sources.places.MOST_SAMPLES", 10_000)
     far = FILES["shapes.txt"] + "s1,-80,170,21\ns1,80,-9,22\n"
     with pytest.raises(ScheduleError, match="coarser resolution"):
-        places(read_schedule(archive(tmp_path / "gtfs.zip", with_file("shapes.txt", far))), AUSTIN, 8)
+        places(read_schedule(archive(tmp_path / "gtfs.zip", FILES | {"shapes.txt": far})), AUSTIN, 8)
 
 
 def test_stops_alone_count_in_their_cells_and_stations_entrances_and_boarding_areas_do_not(tmp_path):
-    rng, kinds = random.Random(5), ("", "0", "1", "2", "3", "4")
-    rows = [
-        f"{k},stop {k},{rng.uniform(30.1, 30.5):.6f},{rng.uniform(-97.9, -97.5):.6f},{kinds[k % 6]}\n"
-        for k in range(300)
-    ]
-    text = "stop_id,stop_name,stop_lat,stop_lon,location_type\n" + "".join(rows) + "node,,,,3\n"
+    text, kinds = "stop_id,stop_name,stop_lat,stop_lon,location_type\nnode,,,,3\n", ("", "0", "1", "2", "3", "4")
+    for k, (lat, lng) in enumerate(np.random.default_rng(5).uniform((30.1, -97.9), (30.5, -97.5), (300, 2))):
+        text += f"{k},stop {k},{lat:.6f},{lng:.6f},{kinds[k % 6]}\n"
     read = read_schedule(archive(tmp_path / "gtfs.zip", {"stops.txt": text}))
     chart = places(read, AUSTIN, 8)
     assert sum(place.stops for place in chart.cells) == len(read.stops) == 100
@@ -156,9 +148,7 @@ def test_shapes_that_trips_name_are_bounded_as_points_are_and_count_for_each_of_
         return read_schedule(archive(tmp_path / "gtfs.zip", FILES | {f"{k}.txt": text for k, text in files.items()}))
 
     assert read(trips=FILES["trips.txt"] + "r1,t,s1\n" * 100).lines
-    shapes = "shape_id,shape_pt_lat,shape_pt_lon,shape_pt_sequence\n" + "".join(
-        f"s1,30.2{n},-97.7,{n}\n" for n in range(20)
-    )
+    shapes = SHAPES + "".join(f"s1,30.2{n},-97.7,{n}\n" for n in range(20))
     routes = "route_id,route_short_name,route_long_name\n" + "".join(f"r{k},{k},\n" for k in range(9))
     trips = "route_id,trip_id,shape_id\n" + "".join(f"r{k},t{k},s1\n" for k in range(9))
     for files in (
@@ -276,31 +266,40 @@ LAT, LNG, STEP = 30.25, -97.75, 0.01
 """Stops lie on a meridian, 1 112 m apart."""
 METRES = float(great_circle_m(*(np.array([x]) for x in (LAT, LNG, LAT + STEP, LNG)))[0])
 CALENDAR = "service_id,start_date,end_date,monday,tuesday,wednesday,thursday,friday,saturday,sunday\n"
-EVERY_DAY = CALENDAR + "w,20170306,20170312,1,1,1,1,1,1,1\n"
+DATES, FREQUENCIES = "service_id,date,exception_type\n", "trip_id,start_time,end_time,headway_secs\n"
+STOPS, TRIPS = "stop_id,stop_name,stop_lat,stop_lon\n", "route_id,service_id,trip_id\n"
+CALLS = "trip_id,arrival_time,departure_time,stop_id,stop_sequence\n"
+SHAPES = "shape_id,shape_pt_lat,shape_pt_lon,shape_pt_sequence\n"
 
 
-def timetable_of(times: str, **files: str) -> dict[str, str | bytes]:
+def timetable_of(times: str, **files: str | None) -> dict[str, str | bytes]:
     """One trip t of service w over stops 0, 1, …; ``times``: "arrival departure" or "arrival" of each stop, comma
-    apart."""
+    apart; ``files``: in place of those of the trip, None for none."""
     calls = [(text.split() * 2)[:2] if text.strip() else ["", ""] for text in times.split(",")]
     rows = [f"t,{arrival},{departure},{k},{k}" for k, (arrival, departure) in enumerate(calls)]
-    stops = [f"{k},S{k},{LAT + k * STEP:.6f},{LNG}" for k in range(len(calls))]
     made = {
-        "stops": "stop_id,stop_name,stop_lat,stop_lon\n" + "\n".join(stops),
+        "stops": STOPS + "\n".join(f"{k},S{k},{LAT + k * STEP:.6f},{LNG}" for k in range(len(calls))),
         "routes": "route_id,route_short_name\nr,1\n",
-        "trips": "route_id,service_id,trip_id\nr,w,t\n",
-        "stop_times": "trip_id,arrival_time,departure_time,stop_id,stop_sequence\n" + "\n".join(rows),
-        "calendar": EVERY_DAY,
+        "trips": TRIPS + "r,w,t\n",
+        "stop_times": CALLS + "\n".join(rows),
+        "calendar": CALENDAR + "w,20170306,20170312,1,1,1,1,1,1,1\n",
     }
-    return {f"{name}.txt": text for name, text in (made | files).items()}
+    return {f"{name}.txt": text for name, text in (made | files).items() if text is not None}
 
 
-def speeds(folder: Path, files: dict[str, str | bytes], resolution: int = 8) -> ScheduledSpeeds:
-    return scheduled_speeds(read_timetable(archive(folder / "gtfs.zip", files)), AUSTIN, resolution)
+def called(trip: str, *calls: str) -> str:
+    """Rows of stop_times.txt; a call is "time stop"."""
+    split = [call.split() for call in calls]
+    return "".join(f"{trip},{time},{time},{stop},{k}\n" for k, (time, stop) in enumerate(split))
+
+
+def speeds(folder: Path, times: str, resolution: int = 8, **files: str | None) -> ScheduledSpeeds:
+    path = archive(folder / "gtfs.zip", timetable_of(times, **files))
+    return scheduled_speeds(read_timetable(path), AUSTIN, resolution)
 
 
 def test_metres_and_seconds_of_all_cells_are_those_of_the_trip_on_the_days_on_which_it_runs(tmp_path):
-    made = speeds(tmp_path, timetable_of("7:00:00,7:02:00,7:04:00"))
+    made = speeds(tmp_path, "7:00:00,7:02:00,7:04:00")
     assert made.metres.sum(axis=(0, 2)) == pytest.approx(2 * METRES * np.array([5, 1, 1]), rel=1e-6)
     assert made.seconds[:, :, 7].sum(axis=0) == pytest.approx([1200, 240, 240])
     known = made.seconds[:, 0, 7] > 0
@@ -309,11 +308,8 @@ def test_metres_and_seconds_of_all_cells_are_those_of_the_trip_on_the_days_on_wh
 
 
 def test_a_cell_with_a_fast_and_a_slow_service_has_their_distance_by_their_time_and_not_the_mean_of_speeds(tmp_path):
-    rows = "trip_id,arrival_time,departure_time,stop_id,stop_sequence\n"
-    for trip, end in (("t", "7:01:00"), ("slow", "7:10:00")):
-        rows += f"{trip},7:00:00,7:00:00,0,0\n{trip},{end},{end},1,1\n"
-    trips = "route_id,service_id,trip_id\nr,w,t\nr,w,slow\n"
-    made = speeds(tmp_path, timetable_of("7:00:00,7:01:00", trips=trips, stop_times=rows))
+    calls = CALLS + called("t", "7:00:00 0", "7:01:00 1") + called("slow", "7:00:00 0", "7:10:00 1")
+    made = speeds(tmp_path, "7:00:00,7:01:00", trips=TRIPS + "r,w,t\nr,w,slow\n", stop_times=calls)
     assert made.metres.sum() / made.seconds.sum() == pytest.approx(2 * METRES / 660, rel=1e-6)
 
 
@@ -328,14 +324,9 @@ def test_a_cell_with_a_fast_and_a_slow_service_has_their_distance_by_their_time_
     ids=["also-before-and-after-the-trip", "of-minutes", "a-second-later", "of-the-first-minute"],
 )
 def test_standing_at_a_stop_is_time_of_its_cell_but_not_before_the_trip_or_after_it(tmp_path, times, in_all, standing):
-    made = speeds(tmp_path, timetable_of(times), resolution=9)
+    made = speeds(tmp_path, times, resolution=9)
     assert made.seconds[:, 1].sum() == pytest.approx(in_all)
     assert made.seconds[made.cells.index(h3.latlng_to_cell(LAT + STEP, LNG, 9)), 1, 7] > standing
-
-
-def test_a_stay_counts_in_the_hour_of_its_middle(tmp_path):
-    made = speeds(tmp_path, timetable_of("6:53:00,6:55:00 8:55:00,8:57:00"))
-    assert made.seconds[:, 1, 7].sum() == pytest.approx(7200)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +342,7 @@ def test_a_stay_counts_in_the_hour_of_its_middle(tmp_path):
     ids=["blank", "no-time", "no-departure", "no-arrival", "rounded-at-the-start", "rounded-at-the-end"],
 )
 def test_times_that_are_missing_or_rounded_are_filled_by_distance(tmp_path, times):
-    made = speeds(tmp_path, timetable_of(times))
+    made = speeds(tmp_path, times)
     assert made.seconds[:, 1].sum() == pytest.approx(240)
     if times.count("7:04:00") == 1:
         known = made.seconds[:, 1, 7] > 0
@@ -370,58 +361,77 @@ def test_times_that_are_missing_or_rounded_are_filled_by_distance(tmp_path, time
     ],
 )
 def test_a_trip_without_usable_times_is_refused_by_name(tmp_path, times, reason):
-    made = speeds(tmp_path, timetable_of(times))
+    made = speeds(tmp_path, times)
     assert (made.trips, dict(made.refused), made.table()["cells"]) == (0, {reason: 1}, [])
 
 
-def test_after_midnight_the_hour_and_the_day_are_those_on_which_the_vehicle_drives(tmp_path):
-    friday = CALENDAR + "w,20170306,20170312,0,0,0,0,1,0,0\n"
-    made = speeds(tmp_path, timetable_of("25:30:00,25:34:00", calendar=friday))
-    assert made.seconds[:, 1, 1].sum() == pytest.approx(240), "Saturday 01:30"
-    assert made.seconds.sum() == pytest.approx(240)
-    assert speeds(tmp_path, timetable_of("49:30:00,49:34:00", calendar=friday)).seconds[:, 2, 1].sum() == pytest.approx(
-        240
-    )
+def daily(seconds: dict[int, int]) -> dict[tuple[int, int], int]:
+    """The same seconds of the hours of each day, of five workdays in all."""
+    return {(day, hour): n * (1 if day else 5) for hour, n in seconds.items() for day in range(3)}
 
 
-def test_exceptions_of_the_calendar_count_once_and_on_the_day_of_the_week_of_their_date(tmp_path):
-    dates = "service_id,date,exception_type\nw,20170306,2\nw,20170306,2\nw,20170312,1\nw,20170319,1\nw,2017-03-19,1\nx,20170318,1\n"  # noqa: E501
-    workdays = CALENDAR + "w,20170306,20170312,1,1,1,1,1,0,0\n"
-    made = speeds(tmp_path, timetable_of("7:00:00,7:02:00", calendar=workdays, calendar_dates=dates))
-    assert made.seconds.sum(axis=(0, 2)) == pytest.approx([4 * 120, 0, 2 * 120])
-    assert dict(made.refused) == {"exception-no-day": 1}
-    alone = timetable_of("7:00:00,7:02:00", calendar_dates="service_id,date,exception_type\nw,20170318,1\n")
-    del alone["calendar.txt"]
-    assert speeds(tmp_path, alone).seconds.sum(axis=(0, 2)) == pytest.approx([0, 120, 0])
-
-
-def test_a_trip_of_frequencies_runs_as_often_as_they_say_and_not_at_its_own_time(tmp_path):
-    rows = "trip_id,start_time,end_time,headway_secs\nt,8:00:00,9:00:00,600\nt,22:00:00,22:10:00,0\nt,9,10,60\n"
-    made = speeds(tmp_path, timetable_of("7:00:00,7:02:00", frequencies=rows))
-    assert made.seconds[:, 1, 8].sum() == pytest.approx(6 * 120)
-    assert made.seconds[:, 1, 7].sum() == 0
-    assert dict(made.refused) == {"frequency-no-headway": 2}
-
-
-def two_modes() -> dict[str, str | bytes]:
-    """A bus (t) with 120 s from stop to stop, and a metro (m) with 30 s."""
-    files = timetable_of(
+FRIDAY, WORKDAYS = CALENDAR + "w,20170306,20170312,0,0,0,0,1,0,0\n", CALENDAR + "w,20170306,20170312,1,1,1,1,1,0,0\n"
+EXCEPTIONS = "w,20170306,2\nw,20170306,2\nw,20170312,1\nw,20170319,1\nw,2017-03-19,1\nx,20170318,1\n"
+RUNS = "t,8:00:00,9:00:00,600\nt,22:00:00,22:10:00,0\nt,9,10,60\n"
+WORLD = {
+    "trips": TRIPS + "r,w,t\nr,w,far\n",
+    "stop_times": CALLS + called("t", "7:00:00 0", "7:02:00 1") + called("far", "7:00:00 0", "7:02:00 2"),
+    "stops": STOPS + "0,A,30.25,-97.75\n1,B,30.26,-97.75\n2,C,-30.26,97.75\n",
+}
+DRIVES: dict[str, tuple[str, dict[str, str | None], dict[tuple[int, int], int], dict[str, int]]] = {
+    "after midnight, on Saturday": ("25:30:00,25:34:00", {"calendar": FRIDAY}, {(1, 1): 240}, {}),
+    "after two midnights, on Sunday": ("49:30:00,49:34:00", {"calendar": FRIDAY}, {(2, 1): 240}, {}),
+    "each exception once, on the day of its date": (
         "7:00:00,7:02:00",
-        routes="route_id,route_short_name,route_type\nr,1,3\nu,U,401\n",
-        trips="route_id,service_id,trip_id\nr,w,t\nu,w,m\n",
-        frequencies="trip_id,start_time,end_time,headway_secs\nm,8:00:00,9:00:00,1800\n",
-    )
-    calls = str(files["stop_times.txt"])
-    return files | {"stop_times.txt": calls + "\nm,7:00:00,7:00:00,0,0\nm,7:00:30,7:00:30,1,1\n"}
+        {"calendar": WORKDAYS, "calendar_dates": DATES + EXCEPTIONS},
+        {(0, 7): 4 * 120, (2, 7): 2 * 120},
+        {"exception-no-day": 1},
+    ),
+    "exceptions without a calendar": (
+        "7:00:00,7:02:00",
+        {"calendar": None, "calendar_dates": DATES + "w,20170318,1\n"},
+        {(1, 7): 120},
+        {},
+    ),
+    "as often as frequencies say, and not at its own time": (
+        "7:00:00,7:02:00",
+        {"frequencies": FREQUENCIES + RUNS},
+        daily({8: 6 * 120}),
+        {"frequency-no-headway": 2},
+    ),
+    "a stay in the hour of its middle": (
+        "6:53:00,6:55:00 8:55:00,8:57:00",
+        {},
+        daily({6: 120, 7: 7200, 8: 120}),
+        {},
+    ),
+    "beside a trip around the world": ("7:00:00,7:02:00", WORLD, daily({7: 120}), {"trip-without-way": 1}),
+    "outside of the domain": ("7:00:00,7:02:00", {"stops": STOPS + "0,A,51.5,0.1\n1,B,51.51,0.1\n"}, {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", DRIVES)
+def test_a_trip_has_seconds_on_the_days_and_in_the_hours_in_which_it_drives_in_the_domain(tmp_path, name):
+    times, files, wanted, refused = DRIVES[name]
+    made = speeds(tmp_path, times, **files)
+    seconds = {(day, hour): made.seconds[:, day, hour].sum() for day in range(3) for hour in range(24)}
+    assert {when: n for when, n in seconds.items() if n} == pytest.approx(wanted)
+    assert (made.trips, dict(made.refused)) == (1, refused)
+    assert bool(made.table()["cells"]) == bool(made.cells) == bool(wanted)
 
 
 def test_of_a_mode_alone_the_scheduled_speeds_lines_and_cells_are_those_of_a_timetable_without_the_others(
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    archive(tmp_path / "both.zip", two_modes())
+    both = {  # a bus (t) with 120 s from stop to stop, and a metro (m) with 30 s
+        "routes": "route_id,route_short_name,route_type\nr,1,3\nu,U,401\n",
+        "trips": TRIPS + "r,w,t\nu,w,m\n",
+        "frequencies": FREQUENCIES + "m,8:00:00,9:00:00,1800\n",
+        "stop_times": CALLS + called("t", "7:00:00 0", "7:02:00 1") + called("m", "7:00:00 0", "7:00:30 1"),
+    }
+    archive(tmp_path / "both.zip", timetable_of("7:00:00,7:02:00", **both))
     archive(tmp_path / "bus.zip", timetable_of("7:00:00,7:02:00"))
-
     options = ("--config", str(hourly.RIDERS), "--resolution", "8")
     mixed = gtfs("both.zip", "--out", "mixed.json", *options)
     assert (mixed.exit_code, "of all modes (1 bus, 1 metro); choose yours with --mode" in mixed.stderr) == (0, True)
@@ -447,9 +457,8 @@ def test_a_route_has_the_mode_of_its_type_and_an_unknown_one_is_other():
 
 
 def test_frequencies_that_would_make_endless_trips_are_refused_before_they_cost_much(tmp_path):
-    rows = "trip_id,start_time,end_time,headway_secs\n" + "t,0:00:00,167:59:59,1\n" * 10_000
-    path = archive(tmp_path / "gtfs.zip", timetable_of("7:00:00,7:02:00", frequencies=rows))
-    timetable = read_timetable(path)
+    files = timetable_of("7:00:00,7:02:00", frequencies=FREQUENCIES + "t,0:00:00,167:59:59,1\n" * 10_000)
+    timetable = read_timetable(archive(tmp_path / "gtfs.zip", files))
     tracemalloc.start()
     with pytest.raises(ScheduleError, match="more than 10000000 calls"):
         scheduled_speeds(timetable, AUSTIN, 8)
@@ -459,16 +468,13 @@ def test_frequencies_that_would_make_endless_trips_are_refused_before_they_cost_
 
 def test_a_shape_lengthens_the_way_and_one_that_misses_the_stops_does_not_count(tmp_path):
     detour = [(LAT, LNG), (LAT, LNG + STEP), (LAT + STEP, LNG + STEP), (LAT + STEP, LNG)]
-    shapes = "shape_id,shape_pt_lat,shape_pt_lon,shape_pt_sequence\n"
-    rows = "\n".join(f"s,{lat:.6f},{lng:.6f},{9 * k}" for k, (lat, lng) in enumerate(detour))
-    trips = "route_id,service_id,trip_id,shape_id\nr,w,t,s\n"
-    made = speeds(tmp_path, timetable_of("7:00:00,7:02:00", trips=trips, shapes=shapes + rows))
-    assert made.metres[:, 1].sum() == pytest.approx(METRES * (1 + 2 * np.cos(np.radians(LAT))), rel=1e-3)
-    assert made.straight == 0
-    away = shapes + "s,30.5,-97.5,1\ns,30.6,-97.5,2\n"
-    made = speeds(tmp_path, timetable_of("7:00:00,7:02:00", trips=trips, shapes=away))
-    assert made.metres[:, 1].sum() == pytest.approx(METRES, rel=1e-6)
-    assert made.straight == 1
+    rows = "".join(f"s,{lat:.6f},{lng:.6f},{9 * k}\n" for k, (lat, lng) in enumerate(detour))
+    away = "s,30.5,-97.5,1\ns,30.6,-97.5,2\n"
+    for points, way, straight in ((rows, 1 + 2 * np.cos(np.radians(LAT)), 0), (away, 1.0, 1)):
+        trips = "route_id,service_id,trip_id,shape_id\nr,w,t,s\n"
+        made = speeds(tmp_path, "7:00:00,7:02:00", trips=trips, shapes=SHAPES + points)
+        assert made.metres[:, 1].sum() == pytest.approx(METRES * way, rel=1e-3)
+        assert made.straight == straight
 
 
 def test_stops_of_a_loop_that_is_driven_twice_lie_along_it_in_their_order():
@@ -478,34 +484,14 @@ def test_stops_of_a_loop_that_is_driven_twice_lie_along_it_in_their_order():
     assert positions(line, line.points[::2]) == pytest.approx(line.along[::2])
 
 
-def test_a_trip_around_the_world_is_refused_before_it_costs_much_and_takes_no_other_along(tmp_path):
-    rows = "trip_id,arrival_time,departure_time,stop_id,stop_sequence\n"
-    for trip, stops in (("t", "01"), ("far", "02")):
-        rows += "".join(f"{trip},7:0{2 * k}:00,7:0{2 * k}:00,{stop},{k}\n" for k, stop in enumerate(stops))
-    trips = "route_id,service_id,trip_id\nr,w,t\nr,w,far\n"
-    files = timetable_of("7:00:00,7:02:00", trips=trips, stop_times=rows)
-    files["stops.txt"] = "stop_id,stop_name,stop_lat,stop_lon\n0,A,30.25,-97.75\n1,B,30.26,-97.75\n2,C,-30.26,97.75\n"
-    made = speeds(tmp_path, files)
-    assert (made.trips, dict(made.refused)) == (1, {"trip-without-way": 1})
-    assert made.seconds[:, 1].sum() == pytest.approx(120)
-
-
-def test_cells_outside_of_the_domain_have_no_speed(tmp_path):
-    files = timetable_of("7:00:00,7:02:00")
-    files["stops.txt"] = "stop_id,stop_name,stop_lat,stop_lon\n0,A,51.5,0.1\n1,B,51.51,0.1\n"
-    made = speeds(tmp_path, files)
-    assert (made.cells, made.table()["cells"]) == ([], [])
-
-
 def test_the_cost_grows_with_the_timetable_and_not_faster(tmp_path):
     """Four times as many trips of the same pattern take at most five times as many calls."""
 
     def cost(trips: int) -> int:
-        head = "trip_id,arrival_time,departure_time,stop_id,stop_sequence\n"
-        rows = [f"t{t},{7 + t % 9}:{k:02}:00,{7 + t % 9}:{k:02}:00,{k},{k}" for t in range(trips) for k in range(20)]
-        listed = "route_id,service_id,trip_id\n" + "\n".join(f"r,w,t{t}" for t in range(trips))
-        files = timetable_of("7:00:00," * 20, trips=listed, stop_times=head + "\n".join(rows))
-        return calls_in(lambda: speeds(tmp_path, files))
+        hours = [(trip, 7 + trip % 9) for trip in range(trips)]
+        calls = [called(f"t{trip}", *(f"{hour}:{k:02}:00 {k}" for k in range(20))) for trip, hour in hours]
+        files = {"trips": TRIPS + "".join(f"r,w,t{t}\n" for t in range(trips)), "stop_times": CALLS + "".join(calls)}
+        return calls_in(lambda: speeds(tmp_path, "7:00:00," * 20, **files))
 
     cost(100)
     assert cost(2_000) < 5 * cost(500)
@@ -513,7 +499,7 @@ def test_the_cost_grows_with_the_timetable_and_not_faster(tmp_path):
 
 def test_more_trips_than_calls_could_use_are_refused_whatever_their_route(tmp_path, monkeypatch):
     monkeypatch.setattr(timetable, "MOST_TRIPS", 3)
-    trips = "route_id,service_id,trip_id\nr,w,1\nr,w,2\nr,w,3\nr,w,4\n"
+    trips = TRIPS + "".join(f"r,w,{trip}\n" for trip in range(4))
     file = archive(tmp_path / "gtfs.zip", timetable_of("7:00:00,7:02:00", trips=trips))
     for routes in (None, {"another"}):
         with pytest.raises(ScheduleError, match=r"trips.txt has more than 3 trips; divide the schedule by agency"):

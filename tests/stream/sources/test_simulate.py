@@ -61,32 +61,19 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not():
     assert first[1] != other[1]
 
 
-def test_streets_are_slower_than_main_roads_and_peaks_slower_than_noon_and_night(weekday):
-    moving: dict[int, list[float]] = {hour: [] for hour in range(24)}
-    for event in weekday:
-        if event["speed"] > 5:
-            moving[(int(event["time"][11:13]) - 5) % 24].append(event["speed"])
-    mean = {hour: float(np.mean(speeds)) for hour, speeds in moving.items()}
-    night, noon = np.mean([mean[2], mean[3]]), np.mean([mean[11], mean[12]])
-    assert 15 < mean[17] < mean[11] * 0.85 < noon < night < 65
-    assert mean[8] < 0.9 * noon
-
-
-def test_the_timetable_uses_a_tenth_of_the_fleet_at_night_and_most_of_it_at_the_peak(weekday):
-    users: dict[int, set[str]] = {hour: set() for hour in range(24)}
-    fixes = Counter[int]()
+def test_peaks_are_slower_than_noon_and_night_with_most_of_the_fleet_on_the_road_and_a_third_of_it_standing(weekday):
+    users, speeds = defaultdict[int, set[str]](set), defaultdict[int, list[float]](list)
     for event in weekday:
         hour = (int(event["time"][11:13]) - 5) % 24
         users[hour].add(event["user"])
-        fixes[hour] += 1
+        speeds[hour].append(event["speed"])
+    mean = {hour: np.mean([speed for speed in speeds[hour] if speed > 5]) for hour in speeds}
+    night, noon = np.mean([mean[2], mean[3]]), np.mean([mean[11], mean[12]])
+    assert 15 < mean[17] < mean[11] * 0.85 < noon < night < 65
+    assert mean[8] < 0.9 * noon
     assert len(users[8]) > 0.75 * 150
-    assert fixes[3] < 0.35 * fixes[8]
-    assert fixes[3] > 0
-
-
-def test_buses_stand_at_stops_lights_and_terminals_a_third_of_the_time(weekday):
-    still = np.mean([event["speed"] == 0 for event in weekday])
-    assert 0.2 < still < 0.55
+    assert 0 < len(speeds[3]) < 0.35 * len(speeds[8]), "the timetable uses a tenth of the fleet at night"
+    assert 0.2 < np.mean([event["speed"] == 0 for event in weekday]) < 0.55, "at stops, lights and terminals"
 
 
 def test_a_vehicle_moves_as_far_as_its_speeds_say():

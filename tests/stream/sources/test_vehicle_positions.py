@@ -314,6 +314,15 @@ def test_hostile_xml_is_refused_and_nothing_is_expanded_or_fetched(body, says):
         decoded(body)
 
 
+def test_a_document_of_more_elements_than_a_city_needs_costs_no_more_than_the_bound(monkeypatch):
+    monkeypatch.setattr("stream.sources.siri.MOST_ELEMENTS", 1000)
+    tiny = b"<Siri><VehicleMonitoringDelivery>" + b"<a/>" * 998
+    ends = b"</VehicleMonitoringDelivery></Siri>"
+    assert decoded(tiny + ends).vehicles == []
+    with pytest.raises(SnapshotError, match="more than 1000 elements"):
+        decoded(tiny + b"<a/>" * 5 + ends)
+
+
 def test_a_long_name_of_a_namespace_is_not_copied_for_each_element():
     """With it, 130 KB of XML took 100 MB, and 1 MB would take gigabytes."""
     names = "".join(f"<e{k}/>" for k in range(1_000))

@@ -1,6 +1,6 @@
 """Live sources. A clock that was ahead, of an agency or of one vehicle, silences nobody once it is right, and changes
 no later speed. Most vehicles refused are said with the reason, within a minute. While a large document is decoded,
-the event loop goes on; what machines read is JSON alone; ``--speeds`` and ``feed.speeds`` that differ are said."""
+the event loop goes on."""
 
 from __future__ import annotations
 
@@ -8,21 +8,15 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
 from google.transit import gtfs_realtime_pb2
 from structlog.testing import capture_logs
-from typer.testing import CliRunner
 
-from stream.cli import app
-from stream.cli.feeding import live_speed_note
 from stream.config.feed import FeedConfig
-from stream.sources import siri
 from stream.sources.delivery import Pacer, Progress, deliver, in_background
 from stream.sources.hfp import HighFrequencyPositions, Publication
 from stream.sources.messages import Messages
@@ -33,7 +27,6 @@ from stream.sources.snapshots import IN_FUTURE, Decode, Snapshot, SnapshotError
 from stream.sources.timestamps import Judged, RefusalWatch, TimestampWatch
 from stream.sources.vehicle_positions import GtfsRealtime, decode_snapshot
 from tests.stream.sources.agency import (
-    DELHI,
     FEED,
     HOURS,
     START,
@@ -47,8 +40,6 @@ from tests.stream.sources.agency import (
     siri_bytes,
     snapshot_bytes,
 )
-from tests.support import hourly
-from tests.support.builders import bus_config, bus_fleet_file, riders_config
 
 EVERY_S, NORTH = 15, 0.0005
 """Seconds and degrees between two snapshots: 55.6 m, 13.3 km/h."""
@@ -229,12 +220,17 @@ PATIENCE_S = 30.0
 """How long a decoder waits for the loop before the test fails; it never waits for so long if the loop goes on."""
 
 
-async def turning(turned: threading.Event, deliverer: asyncio.Task[None]) -> None:
+def deliver_while_timers_fire(turned: threading.Event, delivery: Coroutine[Any, Any, None]) -> None:
     """Let a timer of the loop fire some times, then release the decoder."""
-    for _ in range(20):
-        await asyncio.sleep(0.001)
-    turned.set()
-    await deliverer
+
+    async def run() -> None:
+        delivering = asyncio.create_task(delivery)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        turned.set()
+        await delivering
+
+    asyncio.run(run())
 
 
 def slow_reader(turned: threading.Event) -> SnapshotEvents:
@@ -253,13 +249,10 @@ def slow_reader(turned: threading.Event) -> SnapshotEvents:
 
 def test_timers_fire_while_an_answer_is_decoded_and_its_events_arrive():
     turned, kept, settings = threading.Event(), Kept(), PollSettings()
-
-    async def run(url: str) -> None:
-        polling = poll(slow_reader(turned), Poller(url, settings), settings, kept, asyncio.Event(), once=True)
-        await turning(turned, asyncio.create_task(polling))
-
     with Agency([answer(200, fleet(0, speed=7.0))]) as agency:
-        asyncio.run(run(agency.url))
+        poller = Poller(agency.url, settings)
+        polling = poll(slow_reader(turned), poller, settings, kept, asyncio.Event(), once=True)
+        deliver_while_timers_fire(turned, polling)
     assert len(kept.values) == 3
 
 
@@ -271,12 +264,8 @@ def test_timers_fire_while_a_stored_snapshot_is_decoded_and_errors_keep_their_pl
         yield slow.events(fleet(0, speed=7.0))
         raise SnapshotError("the second is none")
 
-    async def run() -> None:
-        delivering = deliver(in_background(stored()), kept, Pacer(None), Progress())
-        await turning(turned, asyncio.create_task(delivering))
-
     with pytest.raises(SnapshotError, match="the second is none"):
-        asyncio.run(run())
+        deliver_while_timers_fire(turned, deliver(in_background(stored()), kept, Pacer(None), Progress()))
     assert len(kept.values) == 3
 
 
@@ -294,46 +283,6 @@ def test_snapshots_are_read_ahead_while_delivery_is_busy_with_one():
     assert third.wait(PATIENCE_S), "the third was not read while the first was delivered"
     delivered += [block for block in blocks if block.values]
     assert [block.values for block in delivered] == [[b"%d" % number] for number in range(6)]
-
-
-def test_a_document_of_more_elements_than_a_city_needs_costs_no_more_than_the_bound(monkeypatch):
-    monkeypatch.setattr(siri, "MOST_ELEMENTS", 1000)
-    tiny = b"<Siri><VehicleMonitoringDelivery>" + b"<a/>" * 998
-    ends = b"</VehicleMonitoringDelivery></Siri>"
-    assert siri.decode_siri(tiny + ends, None, ZoneInfo("UTC"), 1.0).vehicles == []
-    with pytest.raises(SnapshotError, match="more than 1000 elements"):
-        siri.decode_siri(tiny + b"<a/>" * 5 + ends, None, ZoneInfo("UTC"), 1.0)
-
-
-def test_the_summary_of_a_release_is_json_alone_and_never_among_releases(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    event = {"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}
-    Path("day.ndjson").write_text(json.dumps(event) + "\n")
-    command = ["replay", "day.ndjson", "--offline", "--json", "--config", str(hourly.BUS)]
-    apart = CliRunner().invoke(app, [*command, "--out", "releases.ndjson"])
-    assert json.loads(apart.stdout)["events"] == 1
-    assert apart.stderr == ""
-    mixed = CliRunner().invoke(app, command)
-    assert all("topic" in json.loads(line) for line in mixed.stdout.splitlines())
-    assert json.loads(mixed.stderr)["error"] is None
-
-
-def test_the_summary_of_snapshots_is_json_alone(tmp_path):
-    stored, out = tmp_path / "stored", str(tmp_path / "events.ndjson")
-    stored.mkdir()
-    for step in range(2):
-        (stored / f"{step}.pb").write_bytes(fleet(step, speed=7.0))
-    (stored / "2.pb").write_bytes(b"<html>")
-    command = ["gtfs-rt", str(stored), "--json", "--config", str(bus_fleet_file(tmp_path, DELHI)), "--out"]
-    done = CliRunner().invoke(app, [*command, out])
-    report = json.loads(done.stdout)
-    assert (done.exit_code, done.stderr) == (1, "")
-    assert report["snapshots"]["events"] == 6
-    assert "2.pb" in report["problems"][0]
-    assert "public" in report["notes"][0]
-    piped = CliRunner().invoke(app, [*command, "-"])
-    assert len([json.loads(line)["user"] for line in piped.stdout.splitlines()]) == 6
-    assert json.loads(piped.stderr)["snapshots"]["events"] == 6
 
 
 Change = Callable[[gtfs_realtime_pb2.FeedEntity], object]
@@ -403,37 +352,3 @@ def test_messages_of_a_broker_are_judged_together():
 def test_timestamps_ahead_are_left_to_those_who_judge_clocks():
     watch = RefusalWatch()
     assert all(watch.judged(1, Counter({IN_FUTURE: 500}), START * 1_000_000 + at) is None for at in range(300))
-
-
-CONFIGURED = (None, "reported", "missing", "derived")
-DERIVED = {0: "reported", 1: "missing", 2: "derived"}
-"""The source by the number of derived speeds of the test below."""
-
-
-@pytest.mark.parametrize("given", CONFIGURED)
-@pytest.mark.parametrize("configured", CONFIGURED)
-def test_a_live_command_obeys_its_option_then_the_configuration_and_says_each_mismatch(configured, given, tmp_path):
-    """Two vehicles at two times, of which one reports its speed."""
-    folder, file = tmp_path / "snapshots", bus_fleet_file(tmp_path, DELHI)
-    folder.mkdir()
-    for step, now in enumerate((START, START + 30)):
-        buses = [(name, now, 28.6 + 0.002 * step, 77.2, speed) for name, speed in (("a", 8.0), ("b", None))]
-        (folder / f"{step}.pb").write_bytes(snapshot_bytes(buses, now))
-    command = ["gtfs-rt", str(folder), "--config", str(file), "--out", str(tmp_path / "events.ndjson"), "--json"]
-    environment = {} if configured is None else {"HEXVEIL_FEED__SPEEDS": configured}
-    done = CliRunner().invoke(app, [*command, *([] if given is None else ["--speeds", given])], env=environment)
-    assert done.exit_code == 0, done.stderr
-    report = json.loads(done.stdout)
-    used = DERIVED[report["snapshots"]["derived"]]
-    assert used == (given or configured or "missing")
-    hint = f"feed.speeds is {configured or 'reported'!r}, and hexveil check, the dashboard and /api/v1/feeds say"
-    is_said = [hint in note and f"set feed.speeds to {used!r}" in note for note in report["notes"]]
-    assert any(is_said) == (used != (configured or "reported"))
-
-
-def test_a_mismatch_is_said_under_participation_too(tmp_path):
-    for config in (riders_config(tmp_path), bus_config(tmp_path)):
-        note = live_speed_note(config, "derived")
-        assert note is not None
-        assert "set feed.speeds to 'derived'" in note
-        assert live_speed_note(config, "reported") is None
