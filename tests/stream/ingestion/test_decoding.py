@@ -330,12 +330,25 @@ def test_a_bad_region_has_its_reason_and_names_the_corner_at_fault(config, refus
     assert refusals(batch) == [(1, element, reason)]
 
 
-def test_a_null_is_absent_as_elsewhere_and_sources_of_single_events_refuse_a_region_beside_a_place_too(config):
+def test_a_region_is_one_event_for_each_corner_and_a_corner_outside_the_domain_is_refused_alone(config):
+    corners = [{"lat": 30.2 + 0.1 * k, "lng": -97.8} for k in range(3)]
+    batch = Decoder(config, SECRET).decode([message(**CORNER), region(*corners, FAR), message(**CORNER)], ARRIVED_US)
+    assert batch.index.tolist() == [0, 1, 1, 1, 2]
+    assert refusals(batch) == [(1, 3, "out-of-domain")]
+    assert batch.rows["lat"][1:4].tolist() == [round(corner["lat"] * 1e7) for corner in corners]
+    assert len(np.unique(batch.rows[["user", "time"]])) == 1
+
+
+def test_a_null_is_absent_as_elsewhere_and_regions_are_refused_where_single_events_or_none_are_declared(
+    config, tmp_path
+):
     alone = json.dumps(json.loads(message(**CORNER)) | {"region": None}).encode()
     with_place = json.dumps(json.loads(region()) | {"lat": None, "lng": None}).encode()
     assert Decoder(config, SECRET).decode([alone, with_place], ARRIVED_US).index.tolist() == [0, 1, 1, 1]
     batch = Decoder(config, SECRET, arrays=False).decode([region(), region(**CORNER), message(**CORNER)], ARRIVED_US)
     assert refusals(batch) == [(0, -1, "several-events"), (1, -1, "several-events")]
+    plain = with_histograms("participation", tmp_path, ["euler"])
+    assert Decoder(plain, SECRET).decode([region()], ARRIVED_US).refused.tolist() == [0]
 
 
 def test_what_a_region_may_cost_is_bounded(config):

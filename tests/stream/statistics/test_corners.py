@@ -21,7 +21,6 @@ from stream.config import Config
 from stream.config.loading import ConfigError
 from stream.config.section import BoundingBox
 from stream.evaluation.histograms import evaluate_histograms
-from stream.ingestion.decoding import Decoder
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.protocol.release_protocol import statistics_of
 from stream.statistics.histograms.fixes import Fixes, fixes_of
@@ -213,34 +212,6 @@ def test_rows_are_read_as_the_plan_says_and_other_corners_than_planned_are_refus
     moved["lat"][2] += 1
     with pytest.raises(PlanError, match="changed after they were planned"):
         here.draw(plan, here.arrange(moved, plan.window), Noise())
-
-
-def message(region: object, **changes: object) -> bytes:
-    event = {"user": "rider-1", "time": (SLOT + 60) * 1000, "speed": 0, "region": region} | changes
-    return json.dumps(event).encode()
-
-
-def test_an_event_with_a_region_is_one_event_for_each_corner_under_participation_too(tmp_path):
-    config, arrived = declaring(tmp_path), (SLOT + 120) * 1_000_000
-    decoder = Decoder(config, b"k" * 32)
-    corners = [{"lat": SOUTH + 0.1 * k, "lng": WEST + 0.1} for k in (1, 2, 3)]
-    batch = decoder.decode([message(corners)], arrived)
-    assert batch.rows["lat"].tolist() == [round(corner["lat"] * 1e7) for corner in corners]
-    assert (len(set(batch.rows["user"].tolist())), set(batch.rows["time"].tolist())) == (1, {(SLOT + 60) * 1_000_000})
-    assert batch.index.tolist() == [0, 0, 0]
-    point = json.dumps({"user": "rider-1", "time": (SLOT + 60) * 1000, "speed": 0} | corners[0]).encode()
-    mixed = decoder.decode([point, message([*corners, {"lat": 10.0, "lng": WEST}]), point], arrived)
-    assert mixed.index.tolist() == [0, 1, 1, 1, 2]
-    assert (mixed.refused.tolist(), mixed.element.tolist()) == ([1], [3]), (
-        "a corner outside the domain is refused alone"
-    )
-
-
-def test_a_feed_without_declared_regions_refuses_them_and_so_do_sources_that_need_one_event_each(tmp_path):
-    plain, ours = with_histograms("participation", tmp_path, ["euler"]), declaring(tmp_path)
-    for decoder in (Decoder(plain, b"k" * 32), Decoder(ours, b"k" * 32, arrays=False)):
-        batch = decoder.decode([message([{"lat": SOUTH + 0.1, "lng": WEST + 0.1}])], (SLOT + 120) * 1_000_000)
-        assert batch.refused.tolist() == [0]
 
 
 def test_an_evaluation_counts_declared_regions(tmp_path):

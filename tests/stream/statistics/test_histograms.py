@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from bench.recordings import path_of_day, recordings
 from dpcore.accounting import rho_of_pure
@@ -19,7 +18,6 @@ from dpcore.contributions import Counts
 from dpcore.noise import Noise
 from dpcore.spatial import Rectangles, histogram_from_release
 from dpcore.spatial.regions import Footprints
-from stream.cli import app
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest
 from stream.statistics import window_release
@@ -37,6 +35,7 @@ from stream.statistics.values.plan import plan_values
 from tests.dpcore.spatial.mechanisms import assert_alike
 from tests.support import hourly, releasing
 from tests.support.builders import EVERY_MECHANISM, SLOT, bus_config, located_rows, random_rows, with_histograms
+from tests.support.command import run
 from tests.support.nightly import nightly_but
 from tests.support.releasing import (
     bodies_of,
@@ -271,12 +270,10 @@ def test_users_alike_have_the_error_that_check_states(tmp_path):
 @pytest.mark.skipif(not (recordings() / path_of_day("2017-03-21")).exists(), reason="needs the recording of 2017-03-21")
 @pytest.mark.nightly
 def test_a_replay_of_a_recorded_day_shows_windows_in_which_chop_user_was_used(tmp_path):
-    file = tmp_path / "hexveil.toml"
+    file, releases = tmp_path / "hexveil.toml", tmp_path / "releases.ndjson"
     file.write_text(hourly.BUS.read_text())
-    releases = tmp_path / "releases.ndjson"
-    arguments = ["replay", str(recordings() / path_of_day("2017-03-21")), "--format", "capmetro"]
-    done = CliRunner().invoke(app, [*arguments, "--offline", "--out", str(releases), "--config", str(file)])
-    assert done.exit_code == 0, done.output
+    day = recordings() / path_of_day("2017-03-21")
+    run("replay", day, "--format", "capmetro", "--offline", "--out", releases, "--config", file)
     markers = [
         line["value"] for line in map(json.loads, releases.read_text().splitlines()) if "window.v1" in line["topic"]
     ]

@@ -11,13 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 from scipy import stats
-from typer.testing import CliRunner
 
 from dpcore.contributions import Contributions
 from dpcore.errors import BudgetError, OverflowBoundError
 from dpcore.noise import Noise
 from dpcore.participation import UNIT, weighed
-from stream.cli import app
 from stream.config import Config, ConfigError
 from stream.config.public_cells import public_cells
 from stream.messages.cells import Clipping, cells_of
@@ -33,6 +31,7 @@ from stream.terms import Terms
 from tests.dpcore.silence import Silence
 from tests.support import hourly
 from tests.support.builders import SLOT, random_rows, zcdp_config
+from tests.support.command import run
 from tests.support.nightly import nightly
 from tests.support.participating import SMALL, riders
 from tests.support.releasing import bodies_of, build_messages, draw, planned
@@ -160,27 +159,24 @@ def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path, weigh
     ],
 )
 def test_check_refuses_everything_driven_by_counts_with_key_and_reason(tmp_path, monkeypatch, key, value, says):
-    arguments = ["check", "--config", str(hourly.RIDERS)]
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, arguments).exit_code == 0
+    run("check", "--config", hourly.RIDERS)
     monkeypatch.setenv(f"HEXVEIL_SPEED__{key.upper()}", value)
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
-    assert f"speed.{key}" in result.output
-    assert says in result.output
+    said = run("check", "--config", hourly.RIDERS, code=2).output
+    assert f"speed.{key}" in said
+    assert says in said
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_check_says_how_far_off_a_count_is(tmp_path, monkeypatch, weight):
     monkeypatch.setenv("HEXVEIL_PARTICIPATION__WEIGHT", weight)
-    arguments = ["check", "--config", str(hourly.RIDERS)]
-    report = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    report = json.loads(run("check", "--config", hourly.RIDERS, "--json").stdout)
     config = riders(tmp_path)
     plan, contributions = planned(config, random_rows(1, 50))
     counted = draw(plan, contributions, Noise())["users" if weight != "sample" else "events"]
     assert report["weight"] == weight
     assert report["count_half_width"] == pytest.approx((counted.high - counted.low)[0] / 2, abs=0.01)
-    said = CliRunner().invoke(app, arguments).stdout
+    said = run("check", "--config", hourly.RIDERS).stdout
     assert f"95 % interval is ± {report['count_half_width']:g} in every cell" in said
 
 

@@ -252,19 +252,13 @@ def test_whoever_is_active_all_day_takes_part_in_every_third_window_if_the_budge
     assert away.max() == 3
 
 
-def test_users_take_turns_in_another_order_each_day(hourly):
+def test_users_take_turns_in_another_order_each_day_and_whoever_begins_in_the_evening_takes_part_in_all_of_it(hourly):
     first, again = admissions(hourly, DAY), admissions(hourly, DAY + 86_400 * 7)
     assert 0.2 < (first[1] & again[1]).sum() / first[1].sum() < 0.47
-
-
-def test_whoever_begins_in_the_evening_takes_part_in_all_of_it(hourly):
     assert admissions(hourly, DAY + 17 * 3600)[17:].all()
-
-
-def test_a_day_with_25_hours_ends_within_its_budget(hourly):
-    admitted = admissions(hourly, WINTER_TIME)
-    assert len(admitted) == 25
-    assert admitted.sum(axis=0).max() <= 8
+    longer = admissions(hourly, WINTER_TIME)
+    assert len(longer) == 25
+    assert longer.sum(axis=0).max() <= 8, "a day with 25 hours ends within its budget"
 
 
 @pytest.mark.parametrize("budget", [12_000_000, 100_000 * 10**6])
