@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -23,9 +23,11 @@ def make_config(
     bootstrap: str = "127.0.0.1:1",
     redis_url: str = "redis://127.0.0.1:1/0",
     group: str = "group",
+    feed: Mapping[str, object] | None = None,
+    resolution: int = 7,
     **window: object,
 ) -> Config:
-    """A small bus feed of recordings; ``window`` are further keys of its section."""
+    """A small bus feed of recordings; ``feed`` and ``window`` are further keys of their sections."""
     return Config(
         relation="values",
         feed={
@@ -33,10 +35,11 @@ def make_config(
             "topic": topic,
             "timezone": "America/Chicago",
             "domain": {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2},
-        },
+        }
+        | dict(feed or {}),
         window={"lateness": "event-time"} | window,
         privacy={"epsilon": 2.0, "budget": 48.0},
-        hexagons={"resolution": 7},
+        hexagons={"resolution": resolution},
         value={"upper": 65.0},
         speed={"clipping": "none"},
         kafka={"bootstrap": bootstrap, "group": f"{topic}-{group}"},

@@ -150,9 +150,7 @@ def test_a_notification_of_a_context_broker_is_its_entities_and_one_event_a_list
     assert batch.index.tolist() == [0]
     assert refusals(batch) == [(0, 1, "missing-field"), (1, -1, "missing-field")]
     fields = {"user": "0", "time": "1", "lat": "2", "lng": "3", "value": "4", "time_format": "epoch-ms"}
-    config = make_config()
-    declared = config.feed.model_dump(exclude_unset=True) | {"format": "declared", "fields": fields}
-    positional = Decoder(config.model_copy(update={"feed": type(config.feed)(**declared)}), KEY)
+    positional = Decoder(make_config(feed={"format": "declared", "fields": fields}), KEY)
     batch = positional.decode([json.dumps(["a", START_MS, 30.2, -97.7, 20.0]).encode(), b"[1,2]"], NOW_US)
     assert (len(batch.rows), refusals(batch)) == (1, [(1, -1, "missing-field")])
 

@@ -24,11 +24,10 @@ from stream.ingestion.decoding import AT_ONCE, MAX_MESSAGE_BYTES, REASONS, Decod
 from stream.ingestion.pseudonyms import Pseudonyms, UserKeyError, key_fingerprint, load_user_key
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config, parse_time, with_histograms
-from tests.support.feeding import array, refusals
+from tests.support.feeding import KEY, array, make_config, refusals
 
 NOW = datetime(2017, 3, 21, 12, tzinfo=UTC)
 NOW_US = int(NOW.timestamp()) * 1_000_000
-KEY = bytes(range(32))
 FIX = {"user": "2619", "time": "2017-03-21T06:59:31-05:00", "lat": 30.19826, "lng": -97.77679, "speed": 20.0}
 ITMS = (
     b'{"vehicle_label":"M22","route_id":"110","id":"x","location":{"coordinates":[72.848299,21.144356],"type":"Point"},'
@@ -37,16 +36,8 @@ ITMS = (
 )
 
 
-def configure(window=None, resolution=7, **feed):
-    box = {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2}
-    return Config(
-        relation="values",
-        feed={"name": "bus", "topic": "t", "timezone": "America/Chicago", "domain": box} | feed,
-        window=window or {"max_age": "1d"},
-        privacy={"epsilon": 2.0, "budget": 48.0},
-        hexagons={"resolution": resolution},
-        value={"upper": 65.0},
-    )
+def configure(resolution=7, max_age="1d", **feed):
+    return make_config(feed=feed, resolution=resolution, lateness="append-time", max_age=max_age)
 
 
 CANONICAL = Decoder(configure(), KEY)
@@ -176,7 +167,7 @@ def test_a_time_with_an_offset_is_exact_to_the_microsecond(moment, offset):
     moment = moment.replace(tzinfo=timezone(timedelta(minutes=offset)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stream.ingestion.decoding.MAX_FUTURE", timedelta(days=36_500))
-        decoder = Decoder(configure(window={"max_age": "36500d"}), KEY)
+        decoder = Decoder(configure(max_age="36500d"), KEY)
     exact = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     assert row_of(fix(time=moment.isoformat()), decoder)["time"] == exact == parse_time(moment.isoformat())
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.local import RedisServer
@@ -26,13 +25,13 @@ from stream.messages.verification import Verification
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.markers import each_released
 from stream.protocol.publishing import KafkaPublisher, make_producer
-from stream.protocol.release_protocol import STEPS, ReleaseProtocol, signer_of, statistics_of
+from stream.protocol.release_protocol import STEPS, ReleaseProtocol, signer_of
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.release_store import ReleaseStore
 from stream.windows import utc_text
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows
-from tests.support.closing import close_until
+from tests.support.closing import close_until, protocol_of
 from tests.support.releasing import verified
 
 SLOTS = [SLOT + 3600 * hour for hour in range(4)]
@@ -53,17 +52,8 @@ class Released:
 
     def protocol(self, config: Config | None = None, **hooks: Any) -> ReleaseProtocol:
         chosen = config or self.config
-        rows = MemoryRows(split_by_slot(ROWS, chosen))
-        return ReleaseProtocol(
-            statistics_of(chosen),
-            self.redis,
-            rows,
-            Ledger.of(self.redis, chosen),
-            LinePublisher(self.out),
-            Noise(),
-            signer_of(chosen),
-            **hooks,
-        )
+        rows, signer = MemoryRows(split_by_slot(ROWS, chosen)), signer_of(chosen)
+        return protocol_of(self.redis, chosen, LinePublisher(self.out), rows, signer=signer, **hooks)
 
     async def close(self, *slots: int, config: Config | None = None) -> None:
         await Ledger.of(self.redis, self.config).start_generation(birth=0)

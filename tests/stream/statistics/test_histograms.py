@@ -137,36 +137,24 @@ def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(tmp_path,
     assert any(moves_too_much(config, day(seed)) for seed in range(6))
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
-def test_a_charge_holds_the_histograms_budget_to_the_micro_epsilon(tmp_path, relation):
-    config = with_histograms(relation, tmp_path, ["htf", "sparse", "ug"], **{"histogram.epsilon": 1.0000005})
+@pytest.mark.parametrize(
+    ("relation", "epsilon", "parts"),
+    [
+        *((relation, 1.0000005, [333_334, 333_333, 333_333]) for relation in RELATIONS),
+        ("zcdp", 0.1, [rho_of_pure(micro) for micro in (33_334, 33_333, 33_333)]),
+    ],
+)
+def test_a_charge_holds_the_histograms_budget_to_the_smallest_unit(tmp_path, relation, epsilon, parts):
+    """Under zCDP each histogram costs half of its ε squared, rounded up."""
+    config = with_histograms(relation, tmp_path, ["htf", "sparse", "ug"], **{"histogram.epsilon": epsilon})
     rows = located_rows(3, 300)
     plan, contributions, fixes = planned_with_fixes(config, rows)
-    alone, _ = plan_alone(config, rows)
-    assert plan.terms.histogram.epsilons == (333_334, 333_333, 333_333)
-    assert sum(plan.terms.histogram.epsilons) == plan.terms.histogram.cost == 1_000_000
+    alone, _ = planned(config.model_copy(update={"histogram": None}), rows)
+    assert plan.terms.histogram.cost == config.histogram_grant == sum(parts)
+    assert relation == "zcdp" or list(plan.terms.histogram.epsilons) == parts
     seen = np.isin(contributions.counts.users, fixes.users)
-    without = np.full(len(seen), config.privacy.epsilon_micro) if relation == "values" else alone
-    assert np.array_equal(plan.charges, without + np.where(seen, 1_000_000, 0))
-
-
-def plan_alone(config: Config, rows: np.ndarray) -> tuple[np.ndarray, Plan]:
-    """Charges and plan of the same window without histograms."""
-    alone = config.model_copy(update={"histogram": None})
-    plan, _ = planned(alone, rows)
-    return plan.charges, plan
-
-
-def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp_path):
-    names = ["htf", "sparse", "ug"]
-    config = with_histograms("zcdp", tmp_path, names, **{"histogram.epsilon": 0.1})
-    rows = located_rows(4, 300)
-    plan, contributions, fixes = planned_with_fixes(config, rows)
-    alone, _ = plan_alone(config, rows)
-    parts = [rho_of_pure(micro) for micro in (33_334, 33_333, 33_333)]
-    assert plan.terms.histogram.cost == sum(parts) == config.histogram_grant
-    seen = np.isin(contributions.counts.users, fixes.users)
-    assert np.array_equal(plan.charges, alone + np.where(seen, sum(parts), 0))
+    without = np.full(len(seen), config.privacy.epsilon_micro) if relation == "values" else alone.charges
+    assert np.array_equal(plan.charges, without + np.where(seen, sum(parts), 0))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from stream.config.public_cells import public_cells
 from stream.evaluation.evaluate import COMPARED_DELTA, evaluate, with_accounting, with_epsilon
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
-from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.serve.received import received
 from stream.statistics.columns import Derived
 from stream.statistics.merging import by_planned_cells
@@ -41,6 +40,7 @@ from stream.storage.row_store import ROW
 from stream.terms import Terms
 from tests.support import hourly
 from tests.support.builders import LIVE, SLOT, bus_config, counting_rho, live_config, random_rows, zcdp_config
+from tests.support.closing import protocol_of
 from tests.support.command import run
 from tests.support.feeding import event
 from tests.support.participating import SMALL, riders
@@ -220,9 +220,7 @@ async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_
             encode_plan(msgspec.structs.replace(plan, due=Due(plan.terms, plan.window, generation))),
         )
         out = io.StringIO()
-        closing = ReleaseProtocol(
-            statistics_of(running), redis, MemoryRows({SLOT: rows}), ledger, LinePublisher(out), Noise()
-        )
+        closing = protocol_of(redis, running, LinePublisher(out), MemoryRows({SLOT: rows}))
         with pytest.raises(LedgerError, match="another unit"):
             await closing.close(SLOT)
         assert out.getvalue() == ""
@@ -238,9 +236,7 @@ async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent
     ledger, out = Ledger(redis, config.feed.name), io.StringIO()
     await ledger.start_generation(birth=0)
     await ledger.claim_policy(config.ledger_policy)
-    closing = ReleaseProtocol(
-        statistics_of(config), redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise()
-    )
+    closing = protocol_of(redis, config, LinePublisher(out), MemoryRows(dict(windows)))
     totals = []
     for slot in sorted(windows):
         await closing.close(slot)
