@@ -4,7 +4,6 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
-import msgspec
 import structlog
 from aiohttp import web
 
@@ -26,10 +25,7 @@ _WINDOWS_BEHIND = 64
 
 def frame_of(window: WindowView) -> bytes:
     """One server-sent event as bytes. Its id is the position of the window's close marker."""
-    if window.frame is None:
-        data = msgspec.json.encode(window.summary())
-        window.frame = b"id: %d\nevent: window\ndata: %b\n\n" % (window.number, data)
-    return window.frame
+    return b"id: %d\nevent: window\ndata: %b\n\n" % (window.number, window.described().summary)
 
 
 @dataclass(eq=False)
@@ -129,9 +125,8 @@ class Broadcast:
         """Windows after the id ``since``. If ``since`` is above every id, the topic is new, and all are returned."""
         if since is None:
             return []
-        newest = self._view.completed(feed)[-1:]
-        anew = bool(newest) and since > newest[0].number
-        return self._view.completed(feed, 0 if anew else since)
+        complete = self._view.completed(feed)
+        return [w for w in complete if w.number > since or since > complete[-1].number]
 
     async def _forward(self, stream: _Stream, response: web.StreamResponse, sent: int) -> None:
         while True:

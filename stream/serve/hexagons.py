@@ -18,7 +18,7 @@ from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.messages.cells import Cell, cells_of, with_estimates
 from stream.messages.range_query import Box
-from stream.messages.shapes import Place, centre_of, places_of
+from stream.messages.shapes import centre_of, places_of
 from stream.messages.tables import feature, table_of
 from stream.serve import parameters as p
 from stream.serve.city.areas import Area
@@ -230,9 +230,10 @@ class Hexagons:
             if shape == "json":
                 sums = msgspec.json.encode(totals(list(compress(cells, wanted))))
                 return joined(summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies)
-            places = compress(places_of(cells), wanted)
             head = b'{"type":"FeatureCollection","map":' + map_of_feed + b',"features":['
-            return joined(head, map(_feature_of, places, bodies))
+            # One by one, because all bodies of a window as objects would take many times its bytes.
+            placed = zip(compress(places_of(cells), wanted), map(msgspec.json.decode, bodies), strict=True)
+            return joined(head, (msgspec.json.encode(feature(place, body)) for place, body in placed))
 
         kind = JSON if shape == "json" else GEOJSON
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
@@ -282,22 +283,13 @@ def joined(head: bytes, values: Iterable[bytes]) -> bytes:
     return head + b",".join(values) + b"]}"
 
 
-def _feature_of(place: Place, body: bytes) -> bytes:
-    """One by one, because all bodies of a window as objects would take many times its bytes."""
-    return msgspec.json.encode(feature(place, msgspec.json.decode(body)))
-
-
 def _wanted(place: Cell, box: Box | None, resolution: int | None) -> bool:
     if resolution is not None and h3.get_resolution(place.cell) != resolution:
         return False
     if box is None:
         return True
-    return within(box, *centre_of(place.cell, place.excludes))
-
-
-def within(box: Box, lat: float, lng: float) -> bool:
-    """Whether a place lies in the box, which lies across 180 degrees if its west is greater than its east."""
-    west, south, east, north = box
+    lat, lng = centre_of(place.cell, place.excludes)
+    west, south, east, north = box  # across 180 degrees if its west is greater than its east
     across = lng >= west or lng <= east if west > east else west <= lng <= east
     return bool(across and south <= lat <= north)
 

@@ -22,8 +22,6 @@ SLAB = 16_384
 MAX_ROW = 2_047
 """Most values in one row: components along a domain of 1024 cells, the longest that is allowed."""
 
-_Node = dict[str, Any]
-
 
 def is_histogram(body: Any) -> bool:
     """Whether the value of a message matches the schema of spatial histograms, with no row above :data:`MAX_ROW`
@@ -48,14 +46,10 @@ def _values_in(array: list[Any]) -> int:
     return sum(len(row) if isinstance(row, list) else 1 for row in array)
 
 
-def _slab(node: _Node, slab: int, slabs: int) -> _Node:
-    """``node`` with the ``slab``-th of ``slabs`` slices of each array above :data:`SLAB` values, all equally long."""
-    return {name: _of_value(value, slab, slabs) for name, value in node.items()}
-
-
-def _of_value(value: Any, slab: int, slabs: int) -> Any:
+def _slab(value: Any, slab: int, slabs: int) -> Any:
+    """``value`` with the ``slab``-th of ``slabs`` slices of each array above :data:`SLAB` values, all equally long."""
     if isinstance(value, dict):
-        return _slab(value, slab, slabs)
+        return {name: _slab(part, slab, slabs) for name, part in value.items()}
     if not isinstance(value, list) or _values_in(value) <= SLAB:
         return value
     length = -(-len(value) // slabs)
@@ -107,7 +101,9 @@ def received(topic: str, ce_id: str, value: bytes, number: int = 0) -> Received 
             if not h3.is_valid_cell(part):
                 return None
         elif topic == SPATIAL_HISTOGRAM:
-            part, summary = body["mechanism"], _summary_of_histogram(body)
+            read_histogram(body)
+            kept = {name: body[name] for name in body if name not in ("feed", "window", "structure")}
+            part, summary = body["mechanism"], msgspec.json.encode(kept)
         else:
             promised = (body["messages"], body["digest"])
         if len(value if topic == WINDOW else summary) > MAX_LISTED_BYTES:
@@ -121,9 +117,3 @@ def received(topic: str, ce_id: str, value: bytes, number: int = 0) -> Received 
 def _times_are_possible(window: dict[str, str]) -> bool:
     """Raises :class:`ValueError` for a time that no calendar has."""
     return all(datetime.fromisoformat(window[side]).year >= _EARLIEST_YEAR for side in ("start", "end"))
-
-
-def _summary_of_histogram(body: dict[str, Any]) -> bytes:
-    """Raises :class:`ParameterError` for a histogram that cannot be built."""
-    read_histogram(body)
-    return msgspec.json.encode({name: body[name] for name in body if name not in ("feed", "window", "structure")})

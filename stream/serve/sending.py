@@ -68,18 +68,12 @@ def base_of(request: web.Request) -> str:
     return f"{scheme}://{request.host}{prefix_of(request)}"
 
 
-def bound_buffers(transport: asyncio.Transport | None) -> None:
-    """Limit how much the system and the transport buffer for this client."""
-    link = None if transport is None else transport.get_extra_info("socket")
-    if transport is None or link is None:
-        return
-    transport.set_write_buffer_limits(high=SEND_BUFFER)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-
-
 async def bound_every_answer(request: web.Request, response: web.StreamResponse) -> None:
-    """Called before each answer is sent."""
-    bound_buffers(request.transport)
+    """Called before each answer is sent: limits how much the system and the transport buffer for its client."""
+    transport = request.transport
+    if transport is not None and (link := transport.get_extra_info("socket")) is not None:
+        transport.set_write_buffer_limits(high=SEND_BUFFER)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
 
 
 class Sending:

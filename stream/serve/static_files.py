@@ -7,7 +7,6 @@ import asyncio
 import mimetypes
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -27,17 +26,11 @@ LARGEST_RANGE = 4 << 20
 """Bytes of a file that one request may read: more than any tile of a map or directory of an archive has."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """Bytes of a file, the status of the answer that has them, and what its headers say of them."""
+def part_of(path: Path, request: web.Request) -> tuple[bytes, int, dict[str, str]]:
+    """The bytes that the request asks for, all without a range, with the status and headers of their answer.
 
-    body: bytes
-    status: int
-    headers: dict[str, str]
-
-
-def part_of(path: Path, request: web.Request) -> Part:
-    """The bytes that the request asks for; all without a range. Raises :class:`Problem` 413 and 416."""
+    Raises :class:`Problem` 413 and 416.
+    """
     with path.open("rb") as file:
         about = os.fstat(file.fileno())
         size, tag = about.st_size, f'"{about.st_mtime_ns:x}-{about.st_size:x}"'
@@ -50,8 +43,8 @@ def part_of(path: Path, request: web.Request) -> Part:
         file.seek(start)
         body = file.read(stop - start)
     if not is_part:
-        return Part(body, 200, headers)
-    return Part(body, 206, headers | {"Content-Range": f"bytes {start}-{stop - 1}/{size}"})
+        return body, 200, headers
+    return body, 206, headers | {"Content-Range": f"bytes {start}-{stop - 1}/{size}"}
 
 
 def _bounds(request: web.Request, size: int) -> tuple[int, int]:
@@ -186,14 +179,13 @@ class Pages:
         # block.
         try:
             async with self._reading:
-                part = await asyncio.to_thread(part_of, self._basemap, request)
+                body, status, headers = await asyncio.to_thread(part_of, self._basemap, request)
         except OSError:
             raise web.HTTPNotFound from None  # it was removed while the server runs
-        headers = part.headers | {"Cache-Control": "no-store"}
-        if not self._answers.sending.has_room_for(part.body, client_of(request)):
+        if not self._answers.sending.has_room_for(body, client_of(request)):
             raise Problem(503, "too many large answers are being read", "try again later", {"Retry-After": "30"})
-        answer = self._answers.sending.answer(request, part.body, _BYTES, headers)
-        answer.set_status(part.status)
+        answer = self._answers.sending.answer(request, body, _BYTES, headers | {"Cache-Control": "no-store"})
+        answer.set_status(status)
         return answer
 
 

@@ -66,17 +66,10 @@ class WindowView:
     """The ``ce_id`` of each accepted message; emptied once the window is complete, to save memory."""
     bounds: Bounds | None = None
     """Box around the hexagons of a complete window, computed when it is first needed; None if there are no hexagons."""
-    frame: bytes | None = None
-    """Its server-sent event, encoded when it is first needed."""
     _ordered: tuple[int, list[bytes]] = field(default=(-1, []), init=False, repr=False)
     """Values of the cells in order, and the window's size when they were sorted."""
     _described: tuple[tuple[int, bool], Described] | None = field(default=None, init=False, repr=False)
     """With the window's size, and whether it was complete, at that time."""
-
-    @property
-    def full(self) -> bool:
-        """Whether as many messages are here as the close marker promises, so that their digest can be compared."""
-        return self.marker is not None and self.promised[0] == len(self.cells) + len(self.histograms)
 
     def agreeing(self) -> list[bytes] | None:
         """The values of the cells in order, if the messages of a full window have the digest of its close marker.
@@ -205,9 +198,14 @@ class View:
         return "taken"
 
     def full(self, message: Received) -> WindowView | None:
-        """The window of a message that was just stored, if it is full and may therefore be complete."""
+        """The window of a message that was just stored, if as many are here as its close marker promises.
+
+        It may be complete: their digest can be compared.
+        """
         window = self.windows.get((message.feed, message.start))
-        return window if window is not None and window.full else None
+        if window is None or window.marker is None:
+            return None
+        return window if window.promised[0] == len(window.cells) + len(window.histograms) else None
 
     def finish(self, window: WindowView, cells: list[bytes]) -> None:
         """Mark a window as complete. ``cells``: what :meth:`WindowView.agreeing` returned."""
@@ -237,10 +235,9 @@ class View:
         if len(self.forgotten) > self._max_forgotten:
             del self.forgotten[next(iter(self.forgotten))]
 
-    def completed(self, feed: str | None = None, after: int = 0) -> list[WindowView]:
-        """Complete windows whose number is above ``after``, in the order of their markers."""
-        windows = [w for w in self.windows.values() if w.complete and feed in (None, w.feed) and w.number > after]
-        return sorted(windows, key=_NUMBER)
+    def completed(self, feed: str | None = None) -> list[WindowView]:
+        """Complete windows in the order of their markers."""
+        return sorted((w for w in self.windows.values() if w.complete and feed in (None, w.feed)), key=_NUMBER)
 
     def feeds(self) -> set[str]:
         """Names of the feeds that have a complete window."""
@@ -338,9 +335,8 @@ def start_at(local: datetime) -> str | None:
         back = moment.astimezone(local.tzinfo)
     except OverflowError:
         return None
-    return (
-        moment.isoformat().replace("+00:00", "Z") if back.replace(tzinfo=None) == local.replace(tzinfo=None) else None
-    )
+    is_shown = back.replace(tzinfo=None) == local.replace(tzinfo=None)
+    return moment.isoformat().replace("+00:00", "Z") if is_shown else None
 
 
 def _place(zone: str) -> ZoneInfo:

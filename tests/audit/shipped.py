@@ -30,7 +30,7 @@ from stream.statistics.window_rows import WindowRows
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT
-from tests.support.releasing import draw, due_of, planned
+from tests.support.releasing import draw, due_of
 
 Event = tuple[int, int, int]
 """(Cell of the town, user of the town, value in quanta)."""
@@ -120,14 +120,6 @@ class World:
 def as_drawn(plan: Plan, read: WindowRows) -> Contributions:
     """What the draw under ``plan`` is given of a window's rows."""
     return by_planned_cells(plan, read.as_planned(plan).contributions)
-
-
-def releases(
-    config: Config, towns: Towns, events: Sequence[Event], draws: int, noise: Noise
-) -> tuple[Plan, npt.NDArray[np.float64]]:
-    """The plan, and ``draws`` releases of every town: shape (draws·R, numbers)."""
-    plan, contributions = planned(config, towns.rows(events))
-    return plan, drawn(plan, contributions, towns, draws, noise)
 
 
 def drawn(plan: Plan, contributions: Contributions, towns: Towns, draws: int, noise: Noise) -> npt.NDArray[np.float64]:

@@ -186,10 +186,10 @@ def delta_of_windows(sigma: float, windows: int, epsilon: float) -> float:
     x = np.arange(-math.ceil(14 * sigma) - 2, math.ceil(14 * sigma) + 3)
     mass = np.exp(-0.5 * (x / sigma) ** 2)
     mass /= mass.sum()
-    total, support = np.array([1.0]), np.array([0])
+    total = np.array([1.0])
     for _ in range(windows):
         total = np.convolve(total, mass)
-        support = np.arange(support[0] + x[0], support[-1] + x[-1] + 1)
+    support = np.arange(len(total)) - len(total) // 2
     ratio = (windows - 2 * support) / (2 * sigma**2)
     return float(np.maximum(total - np.exp(epsilon + np.minimum(-ratio, 600)) * total, 0).sum())
 

@@ -34,25 +34,20 @@ WINDOWS = [START + 12 * HOUR * n for n in range(4)]
 """Two windows in each of two days."""
 CHARGES = (0, 1, 3)
 USER = np.array([7], dtype=np.uint64)
-History = tuple[int, ...]
 
 
-async def admitted(redis: Redis, history: History, slotting: Slotting = SLOTTING) -> list[int]:
+async def admitted(redis: Redis, history: tuple[int, ...]) -> list[int]:
     """What the user is charged in each window: nothing where a whole grant is not left in both budgets."""
     await redis.flushall()
     (ledger, generation), paid = await ledger_of(redis), []
     for slot, wanted in zip(WINDOWS, history, strict=True):
-        period = slotting.period_of(slot)
+        period = SLOTTING.period_of(slot)
         left = np.minimum(*await ledger.unspent(period, USER, BUDGET, besides=slot))
         charge = wanted if left[0] >= GRANT else 0
         if charge:
             assert not len(await ledger.charge(slot, period, generation, USER, np.array([charge]), BUDGET))
         paid.append(charge)
     return paid
-
-
-async def every_history(redis: Redis) -> dict[History, list[int]]:
-    return {history: await admitted(redis, history) for history in itertools.product(CHARGES, repeat=len(WINDOWS))}
 
 
 def loss(one: list[int], other: list[int]) -> int:
@@ -62,7 +57,7 @@ def loss(one: list[int], other: list[int]) -> int:
 async def test_a_block_costs_its_budget_a_day_its_own_and_one_day_among_others_at_most_twice_that_and_a_window(
     redis, record_property
 ):
-    paid = await every_history(redis)
+    paid = {history: await admitted(redis, history) for history in itertools.product(CHARGES, repeat=len(WINDOWS))}
     nothing = [0] * len(WINDOWS)
     worst = max(loss(charges, nothing) for charges in paid.values())
     record_property("loss", {"worst": worst, "charged": BLOCK})

@@ -50,16 +50,8 @@ class Paid(Noise):
         return super().discrete_laplace(numerator, denominator, size)
 
 
-def blocking(redis: Redis) -> sync_redis.Redis:
-    """A client of the same server whose calls block."""
-    given = redis.connection_pool.connection_kwargs
-    if "path" in given:
-        return sync_redis.Redis(unix_socket_path=given["path"])
-    return sync_redis.Redis(host=given["host"], port=given["port"])
-
-
-async def protocol_for(config: Config, redis: Redis, publisher: Collected) -> tuple[ReleaseProtocol, Paid]:
-    noise = Paid(blocking(redis), FeedKeys(config.feed.name))
+async def protocol_for(config: Config, redis: Redis, url: str, publisher: Collected) -> tuple[ReleaseProtocol, Paid]:
+    noise = Paid(sync_redis.Redis.from_url(url), FeedKeys(config.feed.name))
     ledger, _ = await ledger_of(redis, config.feed.name)
     rows = MemoryRows(split_by_slot(random_rows(1, 80), config))
     return ReleaseProtocol(statistics_of(config), redis, rows, ledger, publisher, noise), noise
@@ -68,7 +60,7 @@ async def protocol_for(config: Config, redis: Redis, publisher: Collected) -> tu
 @pytest.mark.parametrize("died_after", ["nothing", *STEPS[:-1]])
 @pytest.mark.parametrize("relation", CONFIGS)
 async def test_noise_is_asked_for_only_once_everybody_has_paid_and_one_draw_leaves(
-    tmp_path, redis, relation, died_after
+    tmp_path, redis, redis_url, relation, died_after
 ):
     config, published = CONFIGS[relation](tmp_path), Collected()
 
@@ -76,7 +68,7 @@ async def test_noise_is_asked_for_only_once_everybody_has_paid_and_one_draw_leav
         if step == died_after:
             raise Stopped
 
-    protocol, noise = await protocol_for(config, redis, published)
+    protocol, noise = await protocol_for(config, redis, redis_url, published)
     if died_after != "nothing":
         with pytest.raises(Stopped):
             await dataclasses.replace(protocol, after_step=die).close(SLOT)
@@ -115,12 +107,14 @@ async def test_nothing_is_committed_for_a_plan_that_is_not_paid(redis):
     assert await store.outbox(SLOT) is None
 
 
-async def test_a_user_without_a_whole_grant_left_is_refused_and_the_plan_is_made_without_them(tmp_path, redis):
+async def test_a_user_without_a_whole_grant_left_is_refused_and_the_plan_is_made_without_them(
+    tmp_path, redis, redis_url
+):
     """The user's budget was spent elsewhere after the plan was stored. The user is not charged, and nothing is drawn
     before a plan without them is stored.
     """
     config = bus_config(tmp_path)
-    protocol, noise = await protocol_for(config, redis, Collected())
+    protocol, noise = await protocol_for(config, redis, redis_url, Collected())
     keys, period = FeedKeys("bus"), config.slotting.period_of(SLOT).key
     seen: list[Plan] = []
 

@@ -6,8 +6,7 @@ Transcripts are of four windows with residual clipping: what each user loses at 
 """
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
@@ -82,21 +81,14 @@ class _Observing(Noise):
         return self.asked(numerator, denominator, gaussian=False)
 
 
-@contextmanager
-def gaussians_observed() -> Iterator[None]:
-    """While the block runs, Gaussian draws from an observing noise are 0 and are recorded."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(participation, "discrete_gaussian", lambda noise, t, s: noise.asked(t, s, gaussian=True))
-        yield
-
-
 def observe(plan: Plan, contributions: Contributions) -> Observation:
     """Run the shipped draw of the window and return what it passed to its noise."""
     observation = Observation()
-    with gaussians_observed():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(participation, "discrete_gaussian", lambda noise, t, s: noise.asked(t, s, gaussian=True))
         draw(plan, contributions, _Observing(observation))
     assert observation.integers.shape == observation.t.shape, "some number was released without noise"
-    assert observation.gaussian == (plan.gaussian)
+    assert observation.gaussian == plan.gaussian
     return observation
 
 

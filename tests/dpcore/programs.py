@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import optimize
 
 from dpcore.allocation import Sensitivities
@@ -28,18 +29,8 @@ def from_dense(matrix: np.ndarray, weight: np.ndarray | None = None) -> Sensitiv
     return Sensitivities(row, user, matrix[row, user].astype(np.int64), weight, matrix.shape[1])
 
 
-matrices = (
-    st.integers(1, 6)
-    .flatmap(
-        lambda rows: st.integers(1, 6).flatmap(
-            lambda users: st.lists(
-                st.lists(st.sampled_from([0, 0, 1, 2, 7, 800, 10**6]), min_size=users, max_size=users),
-                min_size=rows,
-                max_size=rows,
-            )
-        )
-    )
-    .map(lambda rows: np.array(rows, dtype=np.int64))
+matrices = arrays(
+    np.int64, array_shapes(min_dims=2, max_dims=2, max_side=6), elements=st.sampled_from([0, 0, 1, 2, 7, 800, 10**6])
 )
 """Sensitivities, rows × users."""
 

@@ -48,12 +48,12 @@ def test_digit_sums_count_the_nodes_of_every_prefix(tree):
 
 def test_padding_beats_the_exact_square_when_prefixes_are_counted():
     square, padded = LevelTree(100, (10, 10)), LevelTree(100, (9, 12))
-
-    def printed(tree: LevelTree) -> float:
-        return math.prod(tree.factors) * sum((n - 1) / s**2 for n, s in zip(tree.factors, tree.shares(), strict=True))
-
     assert padded.prefix_error() < square.prefix_error()
-    assert printed(padded) > printed(square)
+    printed = [
+        math.prod(tree.factors) * sum((n - 1) / s**2 for n, s in zip(tree.factors, tree.shares(), strict=True))
+        for tree in (padded, square)
+    ]
+    assert printed[0] > printed[1]
 
 
 def test_padding_by_more_than_eight_percent_wins_before_consistency_and_loses_after():
@@ -145,11 +145,6 @@ def values_of(shape: str) -> np.ndarray:
     return np.asarray(SHAPES[shape](np.random.default_rng(7)), dtype=np.int64)
 
 
-def even(tree: LevelTree, scale: int) -> Scales:
-    """One scale for every level of 500 cells."""
-    return np.full((500, tree.height), scale), np.ones((500, tree.height), dtype=np.int64)
-
-
 def drawn_of(shape: str, tree: LevelTree, scales: Scales, root: Scales | None = None) -> tuple[CDFs, np.ndarray]:
     """500 noisy distributions of one histogram, and its true shares (K,)."""
     edges, values = bin_edges(800, tree.bins), values_of(shape)
@@ -160,8 +155,9 @@ def drawn_of(shape: str, tree: LevelTree, scales: Scales, root: Scales | None = 
 
 def of_one_scale(shape: str, bins: int, scale: int, root: int) -> tuple[CDFs, np.ndarray]:
     """:func:`drawn_of` with one scale everywhere; ``root``: noise scale of the total, 0: public."""
-    tree, ones = choose_tree(bins), np.ones(500, dtype=np.int64)
-    return drawn_of(shape, tree, even(tree, scale), (root * ones, ones) if root else None)
+    tree, one = choose_tree(bins), np.ones(500, dtype=np.int64)
+    ones = np.ones((500, tree.height), dtype=np.int64)
+    return drawn_of(shape, tree, (scale * ones, ones), (root * one, one) if root else None)
 
 
 def held(drawn: CDFs, truth: np.ndarray) -> float:

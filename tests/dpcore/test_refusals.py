@@ -65,6 +65,14 @@ def plans(upper: int, samples: Any, micro: Any) -> dict[str, tuple[type[DPError]
     return {name: (DPError, lambda make=make: make(upper).plan(samples, micro)) for name, make in CELLS.items()}
 
 
+def releases(values: np.ndarray) -> dict[str, tuple[type[DPError], Callable[[], Any]]]:
+    """Of ``values``, where two are planned."""
+    return {
+        name: (ParameterError, lambda make=make: make(U).release(values, make(U).plan(ints(2), MICRO), Noise()))
+        for name, make in CELLS.items()
+    }
+
+
 def _case(kind: type[DPError], **calls: Callable[[], Any]) -> dict[str, tuple[type[DPError], Callable[[], Any]]]:
     return {name: (kind, call) for name, call in calls.items()}
 
@@ -86,29 +94,25 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
     "empty cell": plans(U, ints(), MICRO) | _case(ParameterError, bestfit=lambda: bestfit(ints(), 1)),
     "a user without samples": plans(U, ints(2, 0), MICRO) | plans(U, ints(-1), MICRO),
     "counts that are not integers": plans(U, np.array([1.5]), MICRO) | plans(U, np.array([math.nan]), MICRO),
-    "epsilon 0": plans(U, ints(2, 1), 0)
-    | _case(
+    **{
+        f"epsilon {micro}": plans(U, ints(2, 1), micro)
+        | _case(BudgetError, chop=lambda m=micro: suppress(SOME, m), sweep=lambda m=micro: sweep_chop_user(SOME, m))
+        for micro in (0, -5, math.nan)
+    },
+    "no epsilon to share": _case(
         BudgetError,
-        chop=lambda: suppress(SOME, 0),
-        sweep=lambda: sweep_chop_user(SOME, 0),
         allocate=lambda: allocate(Mean(U).rows(SOME, SOME.samples), ints(0, MICRO)),
         uniform_allocation=lambda: uniform_allocation(Mean(U).rows(SOME, SOME.samples), ints(0, MICRO)),
         quantiles=lambda: select_quantiles(ints(1), U, ints(5), 0, Noise()),
         range=lambda: select_range(ints(1), U, 5, 0, Noise()),
     ),
-    "epsilon below 0": plans(U, ints(2, 1), -5)
-    | _case(BudgetError, chop=lambda: suppress(SOME, -5), sweep=lambda: sweep_chop_user(SOME, -5)),
-    "epsilon NaN": plans(U, ints(2, 1), math.nan)
-    | _case(BudgetError, chop=lambda: suppress(SOME, math.nan), sweep=lambda: sweep_chop_user(SOME, math.nan)),
     "epsilon as a float": plans(U, ints(2, 1), 1.0),
     "upper bound below 0": plans(-1, ints(2, 1), MICRO)
     | _case(
         ParameterError,
         group=lambda: Contributions.group(ONE.astype(np.uint64), ONE.astype(np.uint64), ONE, ONE, upper=-1),
     ),
-    "upper bound NaN": {
-        name: (DPError, lambda make=make: make(math.nan).plan(ints(2, 1), MICRO)) for name, make in CELLS.items()
-    },
+    "upper bound NaN": plans(math.nan, ints(2, 1), MICRO),
     "more samples than int64 sums hold": plans(10**9, HUGE, MICRO)
     | plans(0, HUGE, MICRO)
     | _case(
@@ -116,18 +120,9 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         group=lambda: Contributions.group(ONE.astype(np.uint64), ONE.astype(np.uint64), ONE, ONE, upper=2**62),
         sensitivities=lambda: Sensitivities(ints(0), ints(0), ints(2**41), np.ones(1), 1),
     ),
-    "values NaN": {
-        name: (
-            ParameterError,
-            lambda make=make: make(U).release(np.array([1.0, math.nan]), make(U).plan(ints(2), MICRO), Noise()),
-        )
-        for name, make in CELLS.items()
-    }
+    "values NaN": releases(np.array([1.0, math.nan]))
     | _case(ParameterError, posterior=lambda: laplace_posterior(np.eye(1), np.array([math.nan]), np.ones(1))),
-    "other values than planned": {
-        name: (ParameterError, lambda make=make: make(U).release(ints(1, 2, 3), make(U).plan(ints(2), MICRO), Noise()))
-        for name, make in CELLS.items()
-    },
+    "other values than planned": releases(ints(1, 2, 3)),
     "m_UB out of range": _case(
         ParameterError,
         array_averaging_below=lambda: ArrayAveraging(U, capacity=0).plan(ints(1, 3), MICRO),

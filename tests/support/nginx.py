@@ -43,6 +43,8 @@ async def listening(port: int, *command: str | Path) -> AsyncIterator[None]:
                 (await asyncio.open_connection(LOOPBACK, port))[1].close()
                 break
             await asyncio.sleep(0.1)
+        else:
+            raise AssertionError(f"nobody listens on port {port}")
         yield
     finally:
         process.terminate()

@@ -36,7 +36,7 @@ neighbours leave of it (``excludes``), so one cell id is another area in another
 import math
 import threading
 from collections.abc import Sequence
-from datetime import datetime, time
+from datetime import time
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ from dpcore.arrays import FloatArray, IdArray
 from dpcore.bernstein import MEAN_OF
 from stream.config.alerts import AlertRule
 from stream.messages.cells import Cell, Number, cells_of
-from stream.serve.window_store import CloseMarker, View, WindowView, local_start, marker_of, stated_by
+from stream.serve.window_store import CloseMarker, View, WindowView, elapsed, local_start, marker_of, stated_by
 
 EARLIER = 28
 """Largest number of earlier windows that are used."""
@@ -229,19 +229,11 @@ class Judged(NamedTuple):
     earlier: Sequence[WindowView]
 
 
-class _Area(NamedTuple):
-    """A cell without the finer ones that it excludes."""
-
-    cell: str
-    excludes: tuple[str, ...]
-
-
-class _Named(NamedTuple):
-    """A cell that a rule names in one window. ``usual``: None for rules that do not compare with it."""
-
-    value: float
-    limit: float
-    usual: float | None
+_Area = tuple[str, tuple[str, ...]]
+"""A cell, and the finer ones that it excludes."""
+_Named = tuple[float, float, float | None]
+"""Of a cell that a rule names in one window its value, the limit, and what is usual, where the rule compares with it.
+"""
 
 
 class Alert(NamedTuple):
@@ -291,7 +283,7 @@ def alerts(rule: AlertRule, windows: Sequence[Judged], usual: Usual) -> list[Ale
     active = set.intersection(*(set(areas) for areas in named[:k]))
     before = set.intersection(*(set(areas) for areas in named[1:])) if len(named) > k else set()
     first = windows[k - 1].window.start
-    return [Alert(rule, area.cell, first, area not in before, *named[0][area]) for area in sorted(active)]
+    return [Alert(rule, area[0], first, area not in before, *named[0][area]) for area in sorted(active)]
 
 
 def judged_cells(rule: AlertRule, window: WindowView) -> list[str]:
@@ -301,12 +293,6 @@ def judged_cells(rule: AlertRule, window: WindowView) -> list[str]:
     if rule.area is None:
         return list(window.cells)
     return [cell for cell in window.cells if rule.area.contains(*h3.cell_to_latlng(cell))]
-
-
-def level_of(rule: AlertRule, window: WindowView, cells: int) -> float:
-    """The probability with which each of the ``cells`` that the rule covers in the window may be named by mistake."""
-    seconds = (datetime.fromisoformat(window.end) - datetime.fromisoformat(window.start)).total_seconds()
-    return level(rule.false_alarms_per_day, seconds, cells)
 
 
 def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[_Area, _Named]:
@@ -327,19 +313,15 @@ def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[_Area, _Named]
         limits, usuals = np.full(len(cells), _limit(rule)), np.full(len(cells), np.nan)
         side = -1.0 if rule.below is None else 1.0  # to be above is to be below of what is turned around
         chances = chance_below(side * values, scales, side * _limit(rule))
-    sure = (chances <= level_of(rule, window, len(covered))) & np.isin(cells, _numbers(covered))
+    numbers = np.array([int(cell, 16) for cell in covered], dtype=np.uint64)
+    allowed = level(rule.false_alarms_per_day, elapsed(window).total_seconds(), len(covered))
+    sure = (chances <= allowed) & np.isin(cells, numbers)
     shown = np.clip(values, marker.clipping.lower, marker.clipping.upper)
     rows = zip(shown[sure].tolist(), limits[sure].tolist(), usuals[sure].tolist(), strict=True)
-    named = (_Named(value, limit, None if math.isnan(average) else average) for value, limit, average in rows)
-    return dict(zip(_areas(cells[sure], usual.decoded(window).rests), named, strict=True))
-
-
-def _numbers(cells: Sequence[str]) -> IdArray:
-    return np.array([int(cell, 16) for cell in cells], dtype=np.uint64)
-
-
-def _areas(cells: IdArray, rests: Rests) -> list[_Area]:
-    return [_Area(f"{cell:x}", tuple(sorted(rests.get(cell, ())))) for cell in cells.tolist()]
+    named = ((value, limit, None if math.isnan(average) else average) for value, limit, average in rows)
+    rests = usual.decoded(window).rests
+    areas = [(f"{cell:x}", tuple(sorted(rests.get(cell, ())))) for cell in cells[sure].tolist()]
+    return dict(zip(areas, named, strict=True))
 
 
 def _has_laplace_noise(marker: CloseMarker) -> bool:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -48,13 +48,6 @@ _AGAIN = (408, 429)
 """Statuses below 500 after which the same bytes may be accepted later."""
 
 
-class Delivery(NamedTuple):
-    """``identifier`` depends on what is told only, so that a receiver can recognise a repetition."""
-
-    identifier: str
-    body: bytes
-
-
 def signing_secret(webhook: WebhookConfig) -> bytes:
     """The key of signatures: the file's content without white space around it. Raises :class:`ConfigError`."""
     remedy = "write one with: openssl rand -hex 32"
@@ -85,15 +78,18 @@ class Webhook:
         """Raises :class:`ConfigError` for a secret that cannot be used."""
         self._url, self._secret = webhook.url, signing_secret(webhook)
         self._metrics = metrics
-        self._waiting: asyncio.Queue[Delivery] = asyncio.Queue(WAITING)
+        self._waiting: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(WAITING)
 
-    def offer(self, delivery: Delivery) -> None:
-        """Deliver it later. Returns at once."""
+    def offer(self, identifier: str, body: bytes) -> None:
+        """Deliver it later. Returns at once.
+
+        ``identifier`` depends on what is told only, so that a receiver can recognise a repetition.
+        """
         if self._waiting.full():
-            dropped = self._waiting.get_nowait()
+            dropped, _ = self._waiting.get_nowait()
             self._metrics.deliveries.labels("dropped").inc()
-            log.warning("alerts dropped: the webhook's receiver is too slow", delivery=dropped.identifier)
-        self._waiting.put_nowait(delivery)
+            log.warning("alerts dropped: the webhook's receiver is too slow", delivery=dropped)
+        self._waiting.put_nowait((identifier, body))
 
     async def run(self) -> None:
         """Deliver until cancelled; what goes wrong with one delivery is logged and counted, and the next is made."""
@@ -101,19 +97,19 @@ class Webhook:
         options = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=options, cookie_jar=aiohttp.DummyCookieJar()) as session:
             while True:
-                delivery = await self._waiting.get()
+                identifier, body = await self._waiting.get()
                 try:
-                    await self._deliver(session, delivery)
+                    await self._deliver(session, identifier, body)
                 except Exception:
                     self._metrics.deliveries.labels("failed").inc()
-                    log.exception("alerts not delivered", delivery=delivery.identifier)
+                    log.exception("alerts not delivered", delivery=identifier)
 
-    async def _deliver(self, session: aiohttp.ClientSession, delivery: Delivery) -> None:
+    async def _deliver(self, session: aiohttp.ClientSession, identifier: str, body: bytes) -> None:
         reason = ""
         for attempt in range(ATTEMPTS):
             if attempt:
                 await asyncio.sleep(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
-            reason, final = await self._attempt(session, delivery)
+            reason, final = await self._attempt(session, identifier, body)
             if not reason:
                 self._metrics.deliveries.labels("delivered").inc()
                 return
@@ -121,20 +117,20 @@ class Webhook:
             if final:
                 break
         self._metrics.deliveries.labels("failed").inc()
-        log.warning("alerts not delivered", delivery=delivery.identifier, reason=reason)
+        log.warning("alerts not delivered", delivery=identifier, reason=reason)
 
-    async def _attempt(self, session: aiohttp.ClientSession, delivery: Delivery) -> tuple[str, bool]:
+    async def _attempt(self, session: aiohttp.ClientSession, identifier: str, body: bytes) -> tuple[str, bool]:
         """(Why it failed, empty if it did not; whether another attempt is useless)."""
         now = int(time.time())
         headers = {
             "Content-Type": "application/json",
             "User-Agent": "hexveil",
-            "webhook-id": delivery.identifier,
+            "webhook-id": identifier,
             "webhook-timestamp": str(now),
-            "webhook-signature": signature(self._secret, delivery.identifier, now, delivery.body),
+            "webhook-signature": signature(self._secret, identifier, now, body),
         }
         try:
-            async with session.post(self._url, data=delivery.body, headers=headers, allow_redirects=False) as answer:
+            async with session.post(self._url, data=body, headers=headers, allow_redirects=False) as answer:
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             return type(error).__name__, False
@@ -273,7 +269,7 @@ class Alerts:
             body = msgspec.json.encode(window.named | said)
             self._broadcast.tell(window.feed, b"event: alert\ndata: %b\n\n" % body)
             if self._webhook is not None:
-                self._webhook.offer(Delivery(identifier, body))
+                self._webhook.offer(identifier, body)
 
     @get("/alerts", "listAlerts", {JSON: "AlertList"}, "feed", "window", tag="Alerts")
     async def answer(self, request: web.Request, feed: str, window: str | None) -> web.Response:
@@ -290,10 +286,9 @@ class Alerts:
 
 def _answer(window: WindowView, rules: Sequence[AlertRule], windows: Sequence[Judged], usual: Usual) -> bytes:
     active = [alert.body(window) for rule in rules for alert in alerts(rule, windows, usual)]
-    described = [_described(rule, window) for rule in rules]
+    unit = stated_by(window).clipping.unit
+    described = [
+        rule.model_dump(exclude={"area", "cells"}) | {"unit": unit, "cells": len(judged_cells(rule, window))}
+        for rule in rules
+    ]
     return msgspec.json.encode(window.named | {"rules": described, "alerts": active})
-
-
-def _described(rule: AlertRule, window: WindowView) -> dict[str, Any]:
-    said = rule.model_dump(exclude={"area", "cells"})
-    return said | {"unit": stated_by(window).clipping.unit, "cells": len(judged_cells(rule, window))}

@@ -50,18 +50,15 @@ class PolygonArea:
 
     def holds(self, cells: Iterable[Released]) -> list[str]:
         """Those whose centre lies inside. Only cells with their centre in the box around are compared with edges."""
-        near = [(cell, centre) for cell, apart in cells if self._is_near(centre := centre_of(cell, apart))]
+        west, south, east, north = self._box
+        centred = ((cell, *centre_of(cell, apart)) for cell, apart in cells)
+        near = [(cell, lat, lng) for cell, lat, lng in centred if west <= lng <= east and south <= lat <= north]
         if not near:
             return []
-        centres = np.array([centre for _, centre in near])
+        centres = np.array([centre for _, *centre in near])
         step = max(1, _AT_ONCE // len(self._edges))
         parts = [_crossings(centres[at : at + step], self._edges) % 2 == 1 for at in range(0, len(centres), step)]
-        return [cell for (cell, _), inside in zip(near, np.concatenate(parts).tolist(), strict=True) if inside]
-
-    def _is_near(self, centre: tuple[float, float]) -> bool:
-        west, south, east, north = self._box
-        lat, lng = centre
-        return west <= lng <= east and south <= lat <= north
+        return [cell for (cell, *_), inside in zip(near, np.concatenate(parts).tolist(), strict=True) if inside]
 
     def geometry(self) -> dict[str, Any]:
         """The polygons as they were given, each ring closed."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 import h3
@@ -46,7 +47,7 @@ class ScheduledService:
         self._cells = [row.cell for row in rows]
         self._resolution = resolution or 0
         self._sums = np.zeros((2, len(rows), 3, 24))
-        self._parents: dict[int, list[str]] = {}
+        self._parents_at = cache(lambda level: [h3.cell_to_parent(cell, level) for cell in self._cells])
         for number, row in enumerate(rows):
             for day, hour, metres, seconds in row.hours:
                 self._sums[:, number, day, hour] = metres, seconds
@@ -82,12 +83,6 @@ class ScheduledService:
             cell: round(_TO_KMH * float(total[0] / total[1]), 2) for cell, total in totals.items() if total[1] > 0
         }
         return [{"cell": cell, "value": speed, "unit": "km/h"} for cell, speed in speeds.items() if speed > 0]
-
-    def _parents_at(self, level: int) -> list[str]:
-        """The parent of each cell, looked up once per level."""
-        if level not in self._parents:
-            self._parents[level] = [h3.cell_to_parent(cell, level) for cell in self._cells]
-        return self._parents[level]
 
     def _owners(self, cells: list[Released]) -> dict[int, str]:
         """By number of a scheduled cell, the smallest released or excluded one that covers it.

@@ -58,7 +58,8 @@ def pieces_of(line: Sequence[Position], resolution: int) -> list[Piece]:
         waiting, begun = [(a, b, _cell(a, resolution), _cell(b, resolution))], len(pieces)
         while waiting:
             a, b, first, last = waiting.pop()
-            length = _distance(a, b)
+            wide = math.cos(math.radians((a[1] + b[1]) / 2))
+            length = math.hypot((b[0] - a[0]) * wide, b[1] - a[1]) * _METRES
             if first != last and length > SHORTEST_M:
                 middle = (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
                 between = _cell(middle, resolution)
@@ -150,12 +151,13 @@ def _is_known(span: Span | None) -> bool:
 
 
 def _metres(pieces: Sequence[Piece], part: tuple[float, float], cells: Collection[str]) -> dict[str, float]:
-    """The metres of a part of a line in each released cell."""
+    """The metres of a part of a line in each released cell; what lies in several, in the finest of them."""
     metres: dict[str, float] = defaultdict(float)
     resolutions = sorted({h3.get_resolution(cell) for cell in cells}, reverse=True)
     for cell, start, end in pieces:
         length = min(end, part[1]) - max(start, part[0])
-        released = _released(cell, resolutions, cells) if length > 0 else None
+        parents = (h3.cell_to_parent(cell, one) for one in resolutions if one <= h3.get_resolution(cell))
+        released = next((parent for parent in parents if parent in cells), None) if length > 0 else None
         if released is not None:
             metres[released] += length
     return metres
@@ -180,19 +182,8 @@ def _stated(metres: Mapping[str, float], speeds: Mapping[str, float]) -> dict[st
     return {"minutes": round(minutes, 2), "km_h": round(0.06 * sum(metres.values()) / minutes, 2)}
 
 
-def _released(cell: str, resolutions: Sequence[int], cells: Collection[str]) -> str | None:
-    """The released cell in which a finer one lies; the finest of several."""
-    own = h3.get_resolution(cell)
-    parents = (h3.cell_to_parent(cell, resolution) for resolution in resolutions if resolution <= own)
-    return next((parent for parent in parents if parent in cells), None)
-
-
 def _cell(place: Position, resolution: int) -> str:
     return str(h3.latlng_to_cell(place[1], place[0], resolution))
-
-
-def _distance(a: Position, b: Position) -> float:
-    return math.hypot((b[0] - a[0]) * math.cos(math.radians((a[1] + b[1]) / 2)), b[1] - a[1]) * _METRES
 
 
 MOST_CUT = 2_000

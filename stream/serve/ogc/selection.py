@@ -125,8 +125,9 @@ def extent_of(bounds: Iterable[Bounds | None], domain: Bounds | None) -> Bounds:
     A domain that no window touches is left out: the releases are of another place than the one that is configured.
     """
     windows = [box for box in bounds if box is not None]
-    boxes = [*windows, domain] if domain is not None and _touch(windows, domain) else windows
-    return _union(boxes) if boxes else GLOBE
+    if domain is not None and (not windows or any(_touch(box, domain) for box in windows)):
+        windows.append(domain)
+    return _union(windows) if windows else GLOBE
 
 
 @lru_cache(maxsize=MOST_KEPT)
@@ -142,9 +143,5 @@ def _union(boxes: Sequence[Bounds]) -> Bounds:
     return Bounds(min(west), min(south), max(east), max(north))
 
 
-def _touch(windows: list[Bounds], domain: Bounds) -> bool:
-    """Whether a window touches the domain, or there is none."""
-    return not windows or any(
-        box.west <= domain.east and domain.west <= box.east and box.south <= domain.north and domain.south <= box.north
-        for box in windows
-    )
+def _touch(a: Bounds, b: Bounds) -> bool:
+    return a.west <= b.east and b.west <= a.east and a.south <= b.north and b.south <= a.north

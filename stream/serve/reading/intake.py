@@ -67,7 +67,7 @@ class Intake:
         """
         outcomes = []
         for piece in _pieces(arrivals):
-            for message in await self.in_thread(_checked, piece):
+            for message in await self.in_thread(lambda piece: [received(*arrival) for arrival in piece], piece):
                 outcomes.append(await self._put(message))
         return outcomes
 
@@ -130,10 +130,6 @@ def _pieces(arrivals: Sequence[Arrival]) -> Iterator[list[Arrival]]:
         size += len(arrival.value)
     if piece:
         yield piece
-
-
-def _checked(piece: list[Arrival]) -> list[Received | None]:
-    return [received(*arrival) for arrival in piece]
 
 
 log = structlog.get_logger()
@@ -207,7 +203,7 @@ async def _start(
 ) -> None:
     """Read all other messages, beginning with the oldest window to keep. The markers before ``reached`` were read."""
     marker, others = TopicPartition(WINDOW, 0), [p for p in partitions if p.topic != WINDOW]
-    kept = [_milliseconds(window.end) for window in intake.view.windows.values()]
+    kept = [int(datetime.fromisoformat(one.end).timestamp() * 1000) for one in intake.view.windows.values()]
     ends = await asking.end_offsets(others)
     # Each message carries its window's end as timestamp, so reading starts at the timestamp of the oldest kept window.
     first = await asking.offsets_for_times({p: min(kept, default=0) for p in others})
@@ -265,11 +261,4 @@ def _problem(partitions: dict[str, set[int]]) -> str | None:
 
 
 async def _reached(consumer: AIOKafkaConsumer, ends: Positions) -> bool:
-    for partition, end in ends.items():
-        if await consumer.position(partition) < end:
-            return False
-    return True
-
-
-def _milliseconds(moment: str) -> int:
-    return int(datetime.fromisoformat(moment).timestamp() * 1000)
+    return all([await consumer.position(partition) >= end for partition, end in ends.items()])

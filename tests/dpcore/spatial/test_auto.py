@@ -30,18 +30,9 @@ from tests.dpcore.spatial.mechanisms import random_rectangles
 SMALL, LARGE = Domain.unit_cells(16, 16), Domain.unit_cells(17, 16)
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "domain", "shares"),
-    [
-        (Auto(), SMALL, (20_000, 980_000)),
-        (Auto("relative"), SMALL, (1_000_000,)),
-        (Auto(), LARGE, (1_000_000,)),
-    ],
-)
-def test_only_a_choice_that_needs_the_number_of_points_pays_for_it(mechanism, domain, shares):
-    split = mechanism.split(domain, 1_000_000)
-    assert split.shares == shares
-    assert sum(split.shares) == 1_000_000
+def test_only_a_choice_that_needs_the_number_of_points_pays_for_it():
+    assert Auto().split(SMALL, 1_000_000).shares == (20_000, 980_000)
+    assert Auto("relative").split(SMALL, 1_000_000).shares == Auto().split(LARGE, 1_000_000).shares == (1_000_000,)
 
 
 @pytest.mark.parametrize(
@@ -77,16 +68,12 @@ MECHANISM = E2EPriv((1, 4, 32), random_rectangles(1, 32, 60), expected_points=50
 COUNTS = np.random.default_rng(2).poisson(np.add.outer(np.arange(32), np.arange(32)) / 6)
 
 
-@pytest.mark.parametrize(
-    "result",
-    [leaky(MECHANISM, COUNTS, DOMAIN, 1_000_000, Noise()), best_non_private(MECHANISM, COUNTS, DOMAIN)],
-    ids=["leaky", "best_non_private"],
-)
-def test_a_baseline_has_no_release(result):
-    assert not isinstance(result, Histogram)
-    assert not hasattr(result, "to_release")
-    with pytest.raises(HistogramError):
-        rounded(result)
+def test_a_baseline_has_no_release():
+    for result in (leaky(MECHANISM, COUNTS, DOMAIN, 10**6, Noise()), best_non_private(MECHANISM, COUNTS, DOMAIN)):
+        assert not isinstance(result, Histogram)
+        assert not hasattr(result, "to_release")
+        with pytest.raises(HistogramError):
+            rounded(result)
 
 
 def test_neither_the_service_nor_the_public_names_reach_the_baselines():

@@ -27,7 +27,7 @@ from dpcore.spatial import (
     histogram_from_release,
 )
 from dpcore.spatial.domain import DomainError, block_sums, cuts
-from dpcore.spatial.euler import Euler
+from dpcore.spatial.euler import Euler, EulerHistogram
 from dpcore.spatial.histogram import HistogramError, SparseReading, paint
 from dpcore.spatial.partition import split_boxes, whole
 from dpcore.spatial.queries import QueryError, answer, integral_image, overlap_norms
@@ -35,14 +35,6 @@ from dpcore.spatial.range_noise import independent_tails
 from dpcore.spatial.regions import RegionError, Regions
 from dpcore.spatial.release import rounded
 from tests.dpcore.silence import Silence
-
-
-def test_cells_are_half_open_and_points_outside_are_only_counted():
-    domain = Domain(0, 0, 2, 2, 2, 2)
-    points = np.array([[0, 0], [1, 0], [0.999, 1], [2, 0], [0, 2], [-0.1, 0], [np.nextafter(2, 0), 1.5]])
-    counted = domain.count(points)
-    assert counted.counts.tolist() == [[1, 1], [1, 1]]
-    assert counted.outside == 3
 
 
 def test_queries_inside_cells_equal_the_area_weighted_sum():
@@ -96,10 +88,20 @@ def test_parts_that_do_not_tile_the_grid_are_refused(boxes):
         PartitionHistogram(Domain.unit_cells(2, 2), np.array(boxes), np.ones(len(boxes)), np.ones(len(boxes)))
 
 
-@pytest.mark.parametrize("document", [{}, {"domain": {}, "structure": {}}, {"domain": {"south": 0}}])
-def test_a_document_that_is_no_histogram_is_refused(document):
-    with pytest.raises((HistogramError, DomainError)):
-        histogram_from_release(document)
+def test_a_document_that_is_no_histogram_is_refused():
+    euler = {"kind": "euler", "components": [[1]], "variance": 1}
+    one, four = (Domain.unit_cells(n, n).to_release() for n in (1, 2))
+    for document in (
+        {},
+        {"domain": {}, "structure": {}},
+        {"domain": {"south": 0}},
+        {"domain": {}, "structure": {"kind": "grid"}},
+        {"domain": four, "structure": euler | {"grade": "noisy"}},
+        {"domain": one, "structure": euler | {"grade": "?"}},
+    ):
+        for read in (histogram_from_release, EulerHistogram.from_release):
+            with pytest.raises((HistogramError, DomainError)):
+                read(document)
 
 
 def fine(counts: np.ndarray) -> GridHistogram:
@@ -173,8 +175,11 @@ def test_every_cell_is_in_the_part_that_covers_it():
                 paint(shape, wrong)
 
 
-def test_many_points_are_counted_as_cell_by_cell_with_those_outside_left_out():
-    """100 000 points, some on edges and a fifth outside; one that is not finite among the last is refused."""
+def test_points_are_counted_in_half_open_cells_with_those_outside_left_out():
+    """Seven, then 100 000, some on edges and a fifth outside; one that is not finite among the last is refused."""
+    few = np.array([[0, 0], [1, 0], [0.999, 1], [2, 0], [0, 2], [-0.1, 0], [np.nextafter(2, 0), 1.5]])
+    counted = Domain(0, 0, 2, 2, 2, 2).count(few)
+    assert (counted.counts.tolist(), counted.outside) == ([[1, 1], [1, 1]], 3)
     rng = np.random.default_rng(8)
     domain, points = Domain(0.0, 0.0, 1.0, 2.0, 7, 5), rng.integers(-3, 33, (100_000, 2)) / (28.0, 15.0)
     counted = domain.count(points)
@@ -189,6 +194,7 @@ def test_many_points_are_counted_as_cell_by_cell_with_those_outside_left_out():
 
 BOX = Domain(30.0, -98.0, 31.0, -97.0, 8, 8)
 EMPTY = np.zeros((8, 8), dtype=np.int64)
+NOBODY = Regions.of_polygons([])
 
 
 def fitted(points: Any, epsilon: int = 10**6, users: int = 1) -> Any:
@@ -234,8 +240,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[DPError], str]] = {
     "a region with too many corners": (lambda: Regions.of_polygons([np.zeros((65, 2))]), RegionError, "hull"),
     "a region with a NaN corner": (lambda: Regions.of_polygons([[(0.0, math.nan)]]), RegionError, "NaN.*reject"),
     "regions of no size": (lambda: Euler(0.0), ParameterError, "0.0.*positive.*bound B"),
+    "regions of NaN": (lambda: Euler(math.nan), ParameterError, "nan.*positive.*bound B"),
+    "no region per user": (lambda: Euler(1.0, regions_per_user=0), ParameterError, "0.*at least 1"),
+    "an unknown inference": (lambda: Euler(1.0, inference="least squares"), ParameterError, "least squares"),
+    "no budget for regions": (lambda: Euler(1.0).fit(NOBODY, BOX, 0, Noise()), ParameterError, "0 µε"),
     "a query through cells of an Euler histogram": (
-        lambda: Euler(0.1).fit(Regions.of_polygons([]), BOX, 10**6, Noise()).answers(Rectangles([0.5], [1], [0], [1])),
+        lambda: Euler(0.1).fit(NOBODY, BOX, 10**6, Noise()).answers(Rectangles([0.5], [1], [0], [1])),
         QueryError,
         "whole cells",
     ),

@@ -5,6 +5,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -139,18 +140,9 @@ def test_intervals_hold_the_number_of_recorded_vehicles(name, hours):
 @pytest.mark.parametrize("epsilon", [0.1, 0.7, 1.0, 4.0])
 @pytest.mark.parametrize("number", [1, 2, 5, 40])
 def test_bounds_of_independent_noise_are_the_least_that_keep_their_promise(epsilon, number):
-    q = math.exp(-epsilon)
-    reach = np.arange(-3000, 3001)
-    one = (1 - q) / (1 + q) * q ** np.abs(reach)
-    total = np.array([1.0])
-    for _ in range(number):
-        total = np.convolve(total, one, mode="full" if total.size == 1 else "same")
-    tails = independent_tails(np.array([number]), 2 * q / (1 - q) ** 2)
+    above = partial(beyond, law_of((1,) * number, (variance_of(epsilon),) * number))
+    tails = independent_tails(np.array([number]), variance_of(epsilon))
     alone, up, down = (int(bound[0]) for bound in (tails.alone, tails.up, tails.down))
-
-    def above(bound: int) -> float:
-        return float(total[reach > bound].sum())
-
     assert above(down) <= 0.025 < above(down - 1)
     assert above(up) + above(down) <= 0.05 < above(up - 1) + above(down) or up == 0
     assert above(alone) <= 0.05

@@ -176,12 +176,6 @@ def test_all_users_at_once_are_as_each_user_by_the_definition():
         assert np.array_equal(np.column_stack([regions.x[part], regions.y[part]]), expected)
 
 
-def test_a_user_with_very_many_fixes_is_sampled():
-    x = np.random.default_rng(0).normal(3.0, 0.2, 50_000)
-    regions = extract_regions(np.zeros(50_000, np.int64), x, x, nearest=MAX_CORNERS, bandwidth=0.1)
-    assert len(regions.x) == MAX_CORNERS
-
-
 @pytest.mark.parametrize("shape", ["disc", "ring", "line", "one place"])
 def test_regions_of_5760_fixes_have_few_corners_and_reach_nearly_as_far_as_all_fixes(shape):
     """Five users apart from each other, one of them with few fixes; reach in 1 000 directions, against all fixes."""

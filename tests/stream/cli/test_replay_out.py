@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyarrow import parquet
-from typer.testing import CliRunner
 
-from stream.cli import app
 from stream.config import load_config
 from stream.local import REPO_ROOT
 from stream.messages.lines import ReleaseFileError, release_file
@@ -27,6 +25,7 @@ from tests.stream.serve.serving import released, serving_file
 from tests.stream.sources.agency import DELHI, START, snapshot_bytes
 from tests.support import hourly
 from tests.support.builders import bus_fleet_file
+from tests.support.command import run
 from tests.support.schemas import validate
 
 BUS = str(hourly.BUS)
@@ -54,11 +53,11 @@ Replay = Callable[..., subprocess.CompletedProcess[str]]
 def replay(hexveil: Sequence[str], day: Path) -> Replay:
     """Replays the day offline, with options and variables."""
 
-    def run(*arguments: str, stdout: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
+    def replayed(*arguments: str, stdout: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
         command, environment = ["replay", str(day), "--offline", *arguments, "--config", BUS], ENVIRONMENT | variables
         return subprocess.run([*hexveil, *command], env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True)
 
-    return run
+    return replayed
 
 
 def csv_rows(file: Path) -> list[Any]:
@@ -116,17 +115,15 @@ def test_lines_in_a_file_are_those_of_stdout_and_no_run_overwrites_another_unask
 )
 def test_a_file_that_cannot_be_written_is_wrong_usage_and_says_why(day, arguments, remedy):
     before = day.read_bytes()
-    done = CliRunner().invoke(app, ["replay", str(day), "--config", BUS, *arguments])
-    assert done.exit_code == 2
+    done = run("replay", day, "--config", BUS, *arguments, code=2)
     assert remedy in " ".join(done.output.replace("│", " ").split())
     assert day.read_bytes() == before
 
 
 def test_without_pyarrow_parquet_is_refused_before_anything_is_released(day, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    done = CliRunner().invoke(app, ["replay", str(day), "--offline", "--config", BUS, "--out", "r.parquet"])
-    assert done.exit_code == 2
-    assert "hexveil[parquet]" in done.stderr
+    refused = run("replay", day, "--offline", "--config", BUS, "--out", "r.parquet", code=2)
+    assert "hexveil[parquet]" in refused.stderr
     assert not list(tmp_path.glob("r.parquet*"))
 
 
@@ -188,10 +185,8 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["gtfs-rt", *arguments, "--config", "hexveil.toml"])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
+def gtfs_rt(*arguments: str, code: int = 0) -> str:
+    return run("gtfs-rt", *arguments, "--config", "hexveil.toml", code=code).output
 
 
 @pytest.mark.parametrize("extra", [[], ["--force"], ["--offline", "--force"]])
@@ -201,33 +196,24 @@ def test_the_file_of_out_is_none_of_the_snapshots(stored, source, extra):
     before = snapshot.read_bytes()
     Path("link.ndjson").symlink_to(snapshot)
     for out in ("stored/0.pb", "link.ndjson"):
-        code, said = run(source, "--out", out, *extra)
-        assert code == 2, said
-        assert "is one of the snapshots" in said
+        assert "is one of the snapshots" in gtfs_rt(source, "--out", out, *extra, code=2)
         assert snapshot.read_bytes() == before
 
 
 def test_events_of_an_earlier_run_are_overwritten_only_if_asked(stored):
-    assert run("stored", "--out", "events.ndjson")[0] == 0
+    gtfs_rt("stored", "--out", "events.ndjson")
     events = Path("events.ndjson").read_bytes()
     assert events.count(b"\n") == 1
     Path("events.ndjson").write_bytes(b"kept")
-    code, said = run("stored", "--out", "events.ndjson")
-    assert (code, Path("events.ndjson").read_bytes()) == (2, b"kept")
-    assert "overwrite it with --force" in said
-    assert run("stored", "--out", "events.ndjson", "--force")[0] == 0
+    assert "overwrite it with --force" in gtfs_rt("stored", "--out", "events.ndjson", code=2)
+    assert Path("events.ndjson").read_bytes() == b"kept"
+    gtfs_rt("stored", "--out", "events.ndjson", "--force")
     assert Path("events.ndjson").read_bytes() == events
-    assert run("stored", "--out", "/dev/null")[0] == 0, "a device needs no --force"
+    gtfs_rt("stored", "--out", "/dev/null")  # a device needs no --force
 
 
 EXAMPLE = REPO_ROOT / "examples" / "air-quality.toml"
 UNIT = "µg/m³"
-
-
-def run_here(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")
@@ -237,10 +223,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = made / "air.toml"
     config.write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
     start, readings = "2026-11-20T07:00:00-06:00", made / "day.ndjson"
-    run_here("simulate", "--config", config, "--start", start, "--duration", "3h", "--vehicles", 120, "--out", readings)
+    run("simulate", "--config", config, "--start", start, "--duration", "3h", "--vehicles", 120, "--out", readings)
     for suffix in ("ndjson", "csv", "geojson", "parquet"):
         out = made / f"releases.{suffix}"
-        run_here("replay", readings, "--config", config, "--offline", "--out", out)
+        run("replay", readings, "--config", config, "--offline", "--out", out)
     return made
 
 
@@ -279,11 +265,11 @@ async def test_the_commands_of_the_page_show_dust_in_every_release_file_and_aler
 
 def test_what_the_commands_say_of_another_value_is_in_its_unit(folder):
     config = folder / "air.toml"
-    checked, sheet = run_here("check", "--config", config), folder / "promise.html"
+    checked, sheet = run("check", "--config", config).output, folder / "promise.html"
     assert "Worst-case error E of a mean: 100 µg/m³" in checked
     assert "measured speeds" not in checked
-    run_here("check", "--config", config, "--sheet", sheet)
-    report = run_here("evaluate", folder / "day.ndjson", "--config", config, "--trials", 1, "--json")
+    run("check", "--config", config, "--sheet", sheet)
+    report = run("evaluate", folder / "day.ndjson", "--config", config, "--trials", 1, "--json").stdout
     scores = json.loads(report)["scores"]
     assert {score["unit"] for score in scores} == {UNIT}
     assert all(score["released"] <= 1 for score in scores), "what is typical is no estimate of the window"

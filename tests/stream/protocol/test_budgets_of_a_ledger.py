@@ -12,12 +12,10 @@ import redis as blocking
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
-from typer.testing import CliRunner
 
 from stream.app.doctor import ledger_finding
 from stream.app.services import Closing
 from stream.app.worker import Worker
-from stream.cli import app
 from stream.config import Config, load_config
 from stream.config.privacy import PrivacyConfig
 from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint
@@ -32,6 +30,7 @@ from stream.windows import Horizon, Period, Slotting
 from tests.support.builders import SLOT, random_rows
 from tests.support.city import HOUR
 from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.command import run
 from tests.support.environment import worker_environment
 from tests.support.nightly import nightly_but
 from tests.support.sharing import LEDGER, PERIOD, sharing, sharing_file, spent, stored
@@ -179,7 +178,7 @@ def by_budget(tmp_path: Path) -> dict[float, Config]:
 def test_stated_is_the_lowest_budget_of_a_worker_since_an_operator_stated_one(redis_url, by_budget, steps):
     """Whichever worker starts or looks last, as in a rolling upgrade: they lower it alone."""
 
-    async def run() -> None:
+    async def stating() -> None:
         async with Redis.from_url(redis_url) as redis:
             await redis.flushall()
             expected = 3.0
@@ -188,7 +187,7 @@ def test_stated_is_the_lowest_budget_of_a_worker_since_an_operator_stated_one(re
                 expected = budget if step is raises else min(expected, budget)
                 assert await stated(redis) == {"bus": round(1e6 * expected)}
 
-    asyncio.run(run())
+    asyncio.run(stating())
 
 
 @pytest.mark.parametrize("first", ["low", "high"])
@@ -270,25 +269,19 @@ async def test_a_worker_that_closes_nothing_states_its_lower_budget_too(redis, r
 def test_the_command_states_the_configured_budget_and_asks_for_a_confirmation(redis_url, redis, tmp_path):
     file = sharing_file(tmp_path)
     config = load_config(file)
-    keys, command = FeedKeys.of(config), ["ledger", "budget", "--config", str(file)]
+    keys, command = FeedKeys.of(config), ["ledger", "budget", "--config", file]
     environment = {"HEXVEIL_REDIS__URL": redis_url}
     with blocking.Redis.from_url(redis_url) as client:
-        refused = CliRunner().invoke(app, [*command, "--yes"], env=environment)
-        assert refused.exit_code == 1
-        assert "did not join" in refused.output
+        assert "did not join" in run(*command, "--yes", code=1, env=environment).output
         client.hset(keys.feeds, config.feed.name, 0)
         client.hset(keys.budgets, config.feed.name, 1)
-        asked = CliRunner().invoke(app, command, env=environment)
-        assert asked.exit_code == 2
-        assert "repeat the command with --yes" in asked.output
+        assert "repeat the command with --yes" in run(*command, code=2, env=environment).output
         assert client.hget(keys.budgets, config.feed.name) == b"1"
         client.set(keys.policy, "another unit")
-        other = CliRunner().invoke(app, [*command, "--yes"], env=environment)
-        assert other.exit_code == 1
+        run(*command, "--yes", code=1, env=environment)
         assert client.hget(keys.budgets, config.feed.name) == b"1"
         client.delete(keys.policy)
-        done = CliRunner().invoke(app, [*command, "--yes"], env=environment)
-        assert done.exit_code == 0, done.output
+        run(*command, "--yes", env=environment)
         assert int(client.hget(keys.budgets, config.feed.name) or 0) == config.privacy.ledger_budget
 
 
@@ -354,9 +347,8 @@ async def test_adopting_periods_without_the_user_key_is_refused_and_makes_none(c
     """A key that never was cannot be the one that the charges of the ledger were made under."""
     key = tmp_path / "nowhere" / "user.key"
     env = worker_environment(key.parent, city.bus.kafka.bootstrap, city.server.url, free_port())
-    command = ["ledger", "adopt", "--no-other-ledger", "--config", str(sharing_file(tmp_path))]
-    adopted = await asyncio.to_thread(CliRunner().invoke, app, command, env=env)
-    assert adopted.exit_code == 1, adopted.output
+    command = ["ledger", "adopt", "--no-other-ledger", "--config", sharing_file(tmp_path)]
+    adopted = await asyncio.to_thread(run, *command, code=1, env=env)
     assert str(key) in adopted.output
     assert not key.parent.exists()
     async with Redis.from_url(city.server.url) as client:

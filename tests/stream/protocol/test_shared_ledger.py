@@ -15,10 +15,8 @@ import pytest
 import redis as blocking
 from aiokafka import AIOKafkaProducer, TopicPartition
 from redis.asyncio import Redis
-from typer.testing import CliRunner
 
 from stream.app.doctor import ledger_finding
-from stream.cli import app
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.ingestion.pseudonyms import load_user_key
@@ -40,6 +38,7 @@ from stream.windows import Window
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, in_order, random_rows
 from tests.support.city import HOUR, City
 from tests.support.closing import Collected, Stopped, close_until, protocol_of
+from tests.support.command import run
 from tests.support.feeding import administering
 from tests.support.shards import AFTER_US, N, closing, note_ends, read_on
 from tests.support.sharing import BUDGET, LEDGER, PERIOD, drawn, each_stored, sharing, sharing_file, spent, stored
@@ -572,15 +571,9 @@ def test_leaving_asks_for_a_confirmation(redis_url, redis, tmp_path):
     keys = FeedKeys("tram", LEDGER)
     with blocking.Redis.from_url(redis_url) as client:
         client.hset(keys.feeds, "tram", 0)
-        command = ["ledger", "leave", "tram", "--config", str(file)]
-        environment = {"HEXVEIL_REDIS__URL": redis_url}
-        asked = CliRunner().invoke(app, command, env=environment)
-        assert asked.exit_code == 2
-        assert "repeat the" in asked.output
+        command, environment = ["ledger", "leave", "tram", "--config", file], {"HEXVEIL_REDIS__URL": redis_url}
+        assert "repeat the" in run(*command, code=2, env=environment).output
         assert client.hexists(keys.feeds, "tram")
-        done = CliRunner().invoke(app, [*command, "--yes"], env=environment)
-        assert done.exit_code == 0, done.output
+        run(*command, "--yes", env=environment)
         assert not client.hexists(keys.feeds, "tram")
-        again = CliRunner().invoke(app, [*command, "--yes"], env=environment)
-        assert again.exit_code == 1
-        assert "did not join" in again.output
+        assert "did not join" in run(*command, "--yes", code=1, env=environment).output

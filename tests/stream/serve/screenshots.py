@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,7 +23,6 @@ from typing import Any, Literal, NamedTuple
 
 from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image
-from playwright.async_api import Page
 
 from stream.config import Config, load_config
 from stream.serve.api import make_app
@@ -35,6 +33,7 @@ from stream.sources.network import Network, site_in
 from stream.sources.simulate import Simulation, simulated_fleet
 from tests.stream.serve.browser import LAPTOP, PHONE, chromium, opened, place_of
 from tests.stream.serve.serving import origin_of, ready
+from tests.stream.sources.made_schedules import zipped
 
 CONFIG = Path("config/bus-fleet.toml")
 VEHICLES = 300
@@ -109,21 +108,14 @@ def timetable(simulation: Simulation) -> bytes:
         shapes += [f"s{path},{lat:.6f},{lng:.6f},{n}" for n, (lat, lng) in enumerate(_line(network, path))]
         for number, (lat, lng, seconds) in enumerate(_calls(network, path)):
             stops.append(f"{path}-{number},{crossing(site, lat, lng)},{lat:.6f},{lng:.6f}")
-            time = _clock(seconds)
+            time = timedelta(seconds=round(seconds))
             times.append(f"t{path},{path}-{number},{number},{time},{time}")
     zone = simulation.feed.timezone
-    return _zipped(
-        {
-            "agency.txt": ["agency_name,agency_url,agency_timezone", f"An invented agency,https://example.org,{zone}"],
-            "calendar.txt": [f"service_id,{_DAYS},start_date,end_date", "daily,1,1,1,1,1,1,1,20260223,20260308"],
-            "stops.txt": stops,
-            "shapes.txt": shapes,
-            "routes.txt": routes,
-            "trips.txt": trips,
-            "stop_times.txt": times,
-            "frequencies.txt": frequencies,
-        }
-    )
+    agency = ["agency_name,agency_url,agency_timezone", f"An invented agency,https://example.org,{zone}"]
+    calendar = [f"service_id,{_DAYS},start_date,end_date", "daily,1,1,1,1,1,1,1,20260223,20260308"]
+    files = {"agency": agency, "calendar": calendar, "stops": stops, "shapes": shapes, "routes": routes, "trips": trips}
+    files |= {"stop_times": times, "frequencies": frequencies}
+    return zipped({f"{name}.txt": "".join(f"{line}\n" for line in lines) for name, lines in files.items()})
 
 
 def _line(network: Network, path: int) -> list[tuple[float, float]]:
@@ -140,38 +132,25 @@ def _calls(network: Network, path: int) -> list[tuple[float, float, float]]:
     return list(zip(lat.tolist(), lng.tolist(), seconds.tolist(), strict=True))
 
 
-def _clock(seconds: float) -> str:
-    whole = round(seconds)
-    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
-def _zipped(files: dict[str, list[str]]) -> bytes:
-    body = io.BytesIO()
-    with zipfile.ZipFile(body, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, lines in files.items():
-            archive.writestr(name, "".join(f"{line}\n" for line in lines))
-    return body.getvalue()
-
-
 SETTLED_MS = 2_000
 
 
 class Picture(NamedTuple):
-    """One picture: its size and theme, the address after '#', and what happens before it is taken."""
+    """One picture: its size and theme, the address after '#', and whether the mouse is over the busiest cell."""
 
     name: str
     size: dict[str, int]
     theme: Literal["light", "dark"]
     place: str
-    gesture: Literal["point", "none"] = "none"
+    points: bool = False
     releases: Literal["shipped", "compared"] = "compared"
 
 
 DAY = "colours=day&values=raw&day={day}"
 PICTURES = [
-    Picture("light", LAPTOP, "light", "colours=now", "point", "shipped"),
-    Picture("day", LAPTOP, "light", DAY, "point"),
-    Picture("phone", PHONE, "light", "colours=now", "none", "shipped"),
+    Picture("light", LAPTOP, "light", "colours=now", True, "shipped"),
+    Picture("day", LAPTOP, "light", DAY, True),
+    Picture("phone", PHONE, "light", "colours=now", False, "shipped"),
     Picture("phone-difference", PHONE, "light", "colours=difference"),
     Picture("phone-day", PHONE, "light", DAY),
     Picture("phone-schedule", PHONE, "dark", "colours=scheduled&values=raw"),
@@ -193,7 +172,10 @@ async def take(made: City, folder: Path) -> None:
                 place = "#" + picture.place.format(day=day)
                 options: dict[str, Any] = {"size": picture.size, "color_scheme": picture.theme, "clock": clock}
                 async with opened(browser, origin_of(client), place, **options) as page:
-                    await compose(page, picture, busiest)
+                    await page.wait_for_timeout(SETTLED_MS)
+                    if picture.points:
+                        await page.mouse.move(*await place_of(page, busiest))
+                        await page.wait_for_timeout(SETTLED_MS)
                     save(await page.screenshot(), folder / f"dashboard-{picture.name}.png")
 
 
@@ -202,14 +184,6 @@ async def take_live(address: str, folder: Path) -> None:
     async with chromium() as browser, opened(browser, address.rstrip("/"), size=LAPTOP, color_scheme="light") as page:
         await page.wait_for_timeout(2 * SETTLED_MS)
         save(await page.screenshot(), folder / "dashboard-live.png")
-
-
-async def compose(page: Page, picture: Picture, busiest: str) -> None:
-    """What each picture shows besides the map."""
-    await page.wait_for_timeout(SETTLED_MS)
-    if picture.gesture == "point":
-        await page.mouse.move(*await place_of(page, busiest))
-    await page.wait_for_timeout(SETTLED_MS)
 
 
 def save(picture: bytes, path: Path) -> None:

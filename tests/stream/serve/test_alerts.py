@@ -28,7 +28,7 @@ from stream.local import REPO_ROOT
 from stream.messages.message import Message
 from stream.serve.alerts import watching as delivering
 from stream.serve.alerts.rules import Alert, Judged, Usual, alerts
-from stream.serve.alerts.watching import WAITING, Alerts, Delivery, Webhook
+from stream.serve.alerts.watching import WAITING, Alerts, Webhook
 from stream.serve.api import SERVICE
 from stream.serve.metrics import PublicMetrics
 from stream.serve.window_store import View, WindowView
@@ -161,17 +161,18 @@ def number_of(raw: float, scale: float) -> dict[str, Any]:
     return {"value": raw, "raw": raw, "scale": scale, "interval": [raw - scale, raw + scale], "unit": "km/h"}
 
 
-def ratio_window(raw: float, count: float, **more: Any) -> WindowView:
-    """A window under "participation" of one cell of which a mean and a noisy count of scale 2 were released."""
-    body = {"cell": BUSY, "status": "published", "mean": number_of(raw, 0.1), "users": number_of(count, 2.0)} | more
-    marker = {"relation": "participation", "clipping": {"lower": 0.0, "upper": 100.0}, "period": {"timezone": "UTC"}}
+def released_mean(raw: float, count: float, relation: str = "participation", scale: float = 0.1) -> WindowView:
+    """A window of one cell, of whose mean the noise has this ``scale``; that of a count under participation has 2."""
+    users = number_of(count, 2.0) if relation == "participation" else round(count)
+    body = {"cell": BUSY, "status": "published", "mean": number_of(raw, scale), "users": users}
+    marker = {"relation": relation, "clipping": {"lower": 0.0, "upper": 100.0}, "period": {"timezone": "UTC"}}
     made = WindowView("riders", "2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z", complete=True)
-    made.cells, made.marker = {BUSY: json.dumps(body).encode()}, json.dumps(marker | more.get("marker", {})).encode()
+    made.cells, made.marker = {BUSY: json.dumps(body).encode()}, json.dumps(marker).encode()
     return made
 
 
-def judged(raw: float = 10.0, count: float = 400.0, **more: Any) -> Judged:
-    return Judged(ratio_window(raw, count, **more), ())
+def judged(raw: float = 10.0, count: float = 400.0, *under: Any) -> Judged:
+    return Judged(released_mean(raw, count, *under), ())
 
 
 def named_by(rule: AlertRule, *windows: Judged) -> list[Alert]:
@@ -193,11 +194,9 @@ def test_under_participation_the_noisy_count_decides_how_sure_a_mean_is(raw, cou
 @pytest.mark.parametrize("raw", [2.0, 12.0, 27.0, 29.9, 31.0, 60.0])
 def test_to_be_above_a_limit_is_to_be_below_it_of_what_is_turned_around(raw, relation):
     """The range is [0, 100]; of 2 and 12 both relations are sure."""
-    of = {"users": 400, "mean": number_of(raw, 1.0)} if relation == "values" else {}
-    turned = of | {"mean": number_of(100.0 - raw, 1.0)} if of else {}
-    marker = {"marker": {"relation": relation}}
     above = AlertRule(name="high", above=70.0, false_alarms_per_day=0.01)
-    low, high = judged(raw, **of, **marker), judged(100.0 - raw, **turned, **marker)
+    under = (relation, 1.0 if relation == "values" else 0.1)
+    low, high = judged(raw, 400.0, *under), judged(100.0 - raw, 400.0, *under)
     is_low, is_high = bool(named_by(ONCE, low)), bool(named_by(above, high))
     assert is_low == is_high
     assert is_low or raw > 12.0
@@ -219,8 +218,7 @@ def test_a_rule_needs_all_its_windows_and_is_new_once():
 
 def test_under_values_a_rule_knows_the_scale_of_the_noise():
     """At a scale of 2.82 km/h, 10 km/h are below 30 km/h but for a probability as the rule allows."""
-    windows = [judged(mean=number_of(10.0, scale), marker={"relation": "values"}) for scale in (2.7, 2.9)]
-    assert [len(named_by(ONCE, window)) for window in windows] == [1, 0]
+    assert [len(named_by(ONCE, judged(10.0, 400.0, "values", scale))) for scale in (2.7, 2.9)] == [1, 0]
 
 
 def test_each_of_a_rules_windows_is_sure_on_its_own():
@@ -239,7 +237,7 @@ def merged(window: WindowView, start: str, *excludes: str) -> WindowView:
 
 
 def test_a_rule_holds_in_consecutive_windows_of_the_same_area_only():
-    window = ratio_window(10.0, 400.0)
+    window = released_mean(10.0, 400.0)
     now, same = (Judged(merged(window, f"2017-03-21T{hour}:00:00Z", STEADY), ()) for hour in (12, 11))
     whole = Judged(merged(window, "2017-03-21T11:00:00Z"), ())
     assert [alert.cell for alert in named_by(TWICE, now, same)] == [BUSY]
@@ -331,7 +329,7 @@ async def test_the_queue_is_bounded_and_what_is_refused_or_cannot_be_made_is_not
         sender = Webhook(WebhookConfig(url=url, secret_file=tmp_path / "secret"), metrics)
         bodies: dict[int, Any] = {8: None}
         for number in range(WAITING + 5):
-            sender.offer(Delivery(str(number), bodies.get(number, b"{}")))
+            sender.offer(str(number), bodies.get(number, b"{}"))
         task = asyncio.create_task(sender.run())
         await until_true(lambda: (counted("delivered") or 0) >= WAITING - 3)
         task.cancel()

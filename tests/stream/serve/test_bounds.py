@@ -234,42 +234,36 @@ def boxes(path: str, count: int) -> list[str]:
     return [f"{path}bbox=-98,30,-97.{400 + number},30.6" for number in range(count)]
 
 
-@pytest.fixture
-async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TestClient[Any, Any]]:
-    """The service over many windows; of each kind of answer one is made at a time, and none waits."""
+async def test_of_each_kind_of_answer_few_are_made_or_wait_and_what_is_kept_needs_no_turn(tmp_path, monkeypatch):
     for module in (hexagons, histograms, ogc):
         monkeypatch.setattr(module, "MOST_WAITING", 1)
     for name in ("MOST_SELECTED", "MAX_WAITING"):
         monkeypatch.setattr(hexagons, name, 1)
     first, _ = with_histograms(tmp_path)
     _, *others = windows_of(tmp_path, WINDOWS)
-    async with served(bus_config(tmp_path), itertools.chain(first, *others)) as made:
-        yield made
-
-
-async def test_of_each_kind_of_answer_few_are_made_or_wait_and_what_is_kept_needs_no_turn(client):
-    starts = [window["window"]["start"] for window in (await json_of(client, "/api/v1/windows"))["windows"]]
-    cell = (await json_of(client, "/api/v1/hexagons"))["hexagons"][0]["cell"]
-    kinds = {
-        "boxes": boxes("/api/v1/hexagons?", WINDOWS),
-        "resolutions": [f"/api/v1/hexagons?resolution={number}" for number in range(16)],
-        "windows": [f"/api/v1/hexagons?window={start}" for start in starts],
-        "features": [f"/api/v1/hexagons?format=geojson&window={start}" for start in starts],
-        "files": [f"/api/v1/windows/{start}/download.csv" for start in starts],
-        "pasts": [f"/api/v1/cells/{cell}?limit={number}" for number in range(1, WINDOWS + 1)],
-        "lists": [f"/api/v1/windows?limit={number}" for number in range(1, WINDOWS + 1)],
-        "counts": boxes(f"/api/v1/histograms/{START}/count?mechanism=ug&", WINDOWS),
-        "ranges": [f"/api/v1/download.csv?from={START}&to={start}" for start in starts[:-1]],
-        "pages": [f"/ogc/collections/bus.all/items?limit={number}" for number in range(1, WINDOWS + 1)],
-    }
-    for kind, (kept, *paths) in kinds.items():
-        assert (await client.get(kept)).status == 200
-        answers = await asyncio.gather(*(client.get(path) for path in (*paths, *[kept] * 5)))
-        assert {answer.status for answer in answers[len(paths) :]} == {200}, kind
-        refused = [answer for answer in answers if answer.status == 503]
-        assert {answer.status for answer in answers} == {200, 503}, kind
-        assert {answer.headers["Retry-After"] for answer in refused} == {"30" if kind == "ranges" else "5"}, kind
-        assert (await client.get(paths[-1])).status == 200, kind
+    async with served(bus_config(tmp_path), itertools.chain(first, *others)) as client:
+        starts = [window["window"]["start"] for window in (await json_of(client, "/api/v1/windows"))["windows"]]
+        cell = (await json_of(client, "/api/v1/hexagons"))["hexagons"][0]["cell"]
+        kinds = {
+            "boxes": boxes("/api/v1/hexagons?", WINDOWS),
+            "resolutions": [f"/api/v1/hexagons?resolution={number}" for number in range(16)],
+            "windows": [f"/api/v1/hexagons?window={start}" for start in starts],
+            "features": [f"/api/v1/hexagons?format=geojson&window={start}" for start in starts],
+            "files": [f"/api/v1/windows/{start}/download.csv" for start in starts],
+            "pasts": [f"/api/v1/cells/{cell}?limit={number}" for number in range(1, WINDOWS + 1)],
+            "lists": [f"/api/v1/windows?limit={number}" for number in range(1, WINDOWS + 1)],
+            "counts": boxes(f"/api/v1/histograms/{START}/count?mechanism=ug&", WINDOWS),
+            "ranges": [f"/api/v1/download.csv?from={START}&to={start}" for start in starts[:-1]],
+            "pages": [f"/ogc/collections/bus.all/items?limit={number}" for number in range(1, WINDOWS + 1)],
+        }
+        for kind, (kept, *paths) in kinds.items():
+            assert (await client.get(kept)).status == 200
+            answers = await asyncio.gather(*(client.get(path) for path in (*paths, *[kept] * 5)))
+            assert {answer.status for answer in answers[len(paths) :]} == {200}, kind
+            refused = [answer for answer in answers if answer.status == 503]
+            assert {answer.status for answer in answers} == {200, 503}, kind
+            assert {answer.headers["Retry-After"] for answer in refused} == {"30" if kind == "ranges" else "5"}, kind
+            assert (await client.get(paths[-1])).status == 200, kind
 
 
 async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a_box_of_their_own(

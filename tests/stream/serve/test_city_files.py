@@ -192,9 +192,8 @@ def test_a_corridor_holds_merged_cells_that_cover_it_and_smaller_cells_within_it
     assert corridor.holds([(parent, [])]) == [parent]
     assert corridor.holds([(parent, [CELL])]) == []
     assert corridor.holds([(parent, [others[0]])]) == [parent]
-    assert corridor.holds([(h3.cell_to_center_child(CELL, 9), []), (h3.cell_to_center_child(others[0], 9), [])]) == [
-        h3.cell_to_center_child(CELL, 9)
-    ]
+    inner, outer = (h3.cell_to_center_child(cell, 9) for cell in (CELL, others[0]))
+    assert corridor.holds([(inner, []), (outer, [])]) == [inner]
     assert corridor.geometry()["type"] == "MultiPolygon"
 
 
@@ -227,15 +226,16 @@ def test_the_interval_of_an_area_holds_the_mean_without_noise_in_95_percent(scal
 
 
 def test_an_area_without_published_cells_has_no_mean_and_a_mean_stays_in_the_possible_range():
-    assert combined([], Clipping(0.0, 60.0))["mean"] is None
+    def of(*bodies: dict[str, Any]) -> dict[str, Any]:
+        return combined(cells_of([json.dumps(body).encode() for body in bodies]), Clipping(0.0, 60.0))
+
+    assert of()["mean"] is None
     body = {"cell": CELL, "status": "suppressed", "users": 1, "events": 4}
-    nothing = combined(cells_of([json.dumps(body).encode()]), Clipping(0.0, 60.0))
+    nothing = of(body)
     assert (nothing["cells"], nothing["published"], nothing["mean"]) == (1, 0, None)
     assert nothing["events"] == {"value": 4.0, "interval": None}
     high = {"value": 60, "raw": 75.0, "scale": 1.0, "interval": [60, 60], "unit": "km/h"}
-    mean = combined(cells_of([json.dumps(body | {"status": "published", "mean": high}).encode()]), Clipping(0.0, 60.0))[
-        "mean"
-    ]
+    mean = of(body | {"status": "published", "mean": high})["mean"]
     assert (mean["value"], mean["raw"], mean["interval"]) == (60, 75.0, [60, 60])
 
 
@@ -251,13 +251,13 @@ BOX = {"south": 30.12, "west": -97.92, "north": 30.52, "east": -97.52}
 MEAN_ONLY: dict[str, Any] = {"speed.statistics": ["mean"], "speed.post_processing": [], "feed.domain": BOX}
 
 
-def rows_of(config: Config, slow: int) -> np.ndarray:
-    """1 500 rows of 500 users at 12 km/h in ``slow`` cells and 200 of 100 users at 40 in one more; all others are
+def rows_of(config: Config) -> np.ndarray:
+    """1 500 rows of 500 users at 12 km/h in five cells and 200 of 100 users at 40 in one more; all others are
     empty."""
     disk = h3.grid_disk(h3.latlng_to_cell(30.32, -97.72, config.hexagons.resolution), 3)
     rng, rows = np.random.default_rng(3), np.zeros(1_700, dtype=ROW)
-    cells = np.array([int(cell, 16) for cell in disk[: slow + 1]], dtype=np.uint64)
-    rows["cell"][:1_500], rows["cell"][1_500:] = cells[rng.integers(0, slow, 1_500)], cells[slow]
+    cells = np.array([int(cell, 16) for cell in disk[:6]], dtype=np.uint64)
+    rows["cell"][:1_500], rows["cell"][1_500:] = cells[rng.integers(0, 5, 1_500)], cells[5]
     rows["user"][:1_500], rows["user"][1_500:] = rng.integers(1, 501, 1_500), rng.integers(501, 601, 200)
     rows["time"] = SLOT * 1_000_000 + rng.choice(3_600_000, len(rows), replace=False) * 1_000
     rows["value"] = 1_200
@@ -294,7 +294,7 @@ def test_the_interval_of_an_area_with_empty_and_unlike_cells_holds_its_mean_and_
     was 30 %."""
     epsilon, changes = CASES[case]
     config = riders(tmp_path, **MEAN_ONLY | {"privacy.epsilon": epsilon, "privacy.budget": 48 * epsilon, **changes})
-    plan, contributions = planned(config, rows_of(config, 5))
+    plan, contributions = planned(config, rows_of(config))
     exact, missed, n = exact_of(plan, contributions), np.zeros(2), 80
     for _ in range(n):
         answers = drawn(plan, contributions)
@@ -311,7 +311,7 @@ def test_an_area_of_empty_cells_has_no_mean_under_noise(tmp_path):
     """The noise leaves open what the mean is, and no bound is stated in its place. 5 % may state one by chance; n = 40,
     alpha = 1e-6."""
     config = riders(tmp_path, **MEAN_ONLY)
-    plan, contributions = planned(config, rows_of(config, 5)[:0])
+    plan, contributions = planned(config, rows_of(config)[:0])
     answers = [drawn(plan, contributions) for _ in range(40)]
     assert sum(area["mean"] is not None for area in answers) <= 12
     assert {area["published"] == area["cells"] > 20 for area in answers} == {True}
@@ -321,7 +321,7 @@ def test_gaussian_noise_is_read_as_such(tmp_path):
     """One release with so little noise that the mean is known to 3 km/h. Ten intervals; one that holds 95 % fails 6 of
     them with probability 3e-6."""
     config = zcdp_config(tmp_path, 20.0, 480.0, **MEAN_ONLY)
-    plan, contributions = planned(config, rows_of(config, 5))
+    plan, contributions = planned(config, rows_of(config))
     mean, _ = exact_of(plan, contributions)
     holding = 0
     for _ in range(10):

@@ -290,20 +290,22 @@ HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
 LENGTH, NONE, CHUNKED = b"Content-Length: %d" % len(HIDDEN), b"Content-Length: 0", b"Transfer-Encoding: chunked"
 LAST_CHUNK = b"0\r\n\r\n"
 IN_A_CHUNK = b"%x\r\n%s\r\n0\r\n\r\n" % (len(HIDDEN), HIDDEN)
-ALONE = [LENGTH, CHUNKED, *(spelling % len(HIDDEN) for spelling in (b"Content-Length: %d, 0", b"Content-Length: +%d"))]
-ALONE += [b"Content-Length : %d" % len(HIDDEN)]
+LENGTHS = (b": %d", b": %d, 0", b": +%d", b" : %d")
 CODINGS = (b": xchunked", b" : chunked", b":\x0bchunked", b": chunked, identity", b": identity, chunked")
-BESIDE = [NONE, *(b"Transfer-Encoding" + coding for coding in CODINGS), b"Transfer_Encoding: chunked"]
-BESIDE += [b" Transfer-Encoding: chunked", b"X: y\nTransfer-Encoding: chunked", b"X: y\rTransfer-Encoding: chunked"]
-BESIDE += [b"Connection: Content-Length", b"Expect: 100-continue", b"Upgrade: h2c"]
-"""Beside the length of what is hidden."""
-OTHERS = [[NONE, LENGTH], [CHUNKED, LENGTH], [CHUNKED, NONE], [b"Content-Length: 5", CHUNKED]]
-HEADS = [
-    *([one] for one in ALONE),
+FOLDS = (b" ", b"X: y\n", b"X: y\r")
+ODD = (b"Transfer_Encoding: chunked", b"Connection: Content-Length", b"Expect: 100-continue", b"Upgrade: h2c")
+BESIDE = (NONE, *(b"Transfer-Encoding" + coding for coding in CODINGS), *(fold + CHUNKED for fold in FOLDS), *ODD)
+"""What is said beside the length of what is hidden."""
+HEADS = (
+    *([b"Content-Length" + length % len(HIDDEN)] for length in LENGTHS),
     *([LENGTH, one] for one in BESIDE),
-    *OTHERS,
+    [NONE, LENGTH],
+    [CHUNKED],
+    [CHUNKED, LENGTH],
+    [CHUNKED, NONE],
+    [b"Content-Length: 5", CHUNKED],
     [LENGTH, CHUNKED, b"Transfer-Encoding: x"],
-]
+)
 BODIES = (HIDDEN, LAST_CHUNK + HIDDEN, IN_A_CHUNK, b"0;x=\n\r\n\r\n" + HIDDEN, b"0x0\r\n\r\n" + HIDDEN)
 
 

@@ -68,7 +68,7 @@ async def refused(tasks: list[asyncio.Task[None]]) -> int:
 
 
 Crowd = tuple[int, list[str], list[str]]
-"""Places behind a queue, clients in the order in which they ask, and those that are served, in order."""
+"""How many may have a turn or wait, the clients in the order in which they ask, and those that are served."""
 
 
 def of_one_network(address: str, most: int, *others: str) -> Crowd:

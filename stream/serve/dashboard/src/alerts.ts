@@ -26,12 +26,10 @@ export function showAlerts(view: View, choose: Choose): void {
   const list = byId('alerts-list');
   const focused = document.activeElement;
   const alert = focused instanceof HTMLElement && list.contains(focused) ? focused.dataset.alert : undefined;
-  list.replaceChildren(...(alerts ? alerts.rules.flatMap((rule) => section(view, rule, alerts.alerts, choose)) : [failure(view)]));
+  list.replaceChildren(...(alerts ? alerts.rules.flatMap((rule) => section(view, rule, alerts.alerts, choose)) : [make('p', { class: 'quiet' }, say('alerts.failed', { reason: view.beside.refused }))]));
   const again = [...list.querySelectorAll('button')].find(({ dataset }) => dataset.alert === alert);
   if (alert) (again ?? byId('alerts-button')).focus();
 }
-
-const failure = (view: View) => make('p', { class: 'quiet' }, say('alerts.failed', { reason: view.beside.refused }));
 
 function section(view: View, rule: AlertRule, all: Alert[], choose: Choose): HTMLElement[] {
   const named = all.filter((alert) => alert.rule === rule.name);

@@ -38,15 +38,13 @@ async function get<T>(path: string, query: Record<string, string> = {}, seen: (r
 /** Milliseconds by which the server's clock was ahead of this computer's when the settings were last read. */
 let ahead = 0;
 
-function compareClocks(response: Response): void {
-  const date = Date.parse(response.headers.get('Date') ?? '');
-  if (!Number.isNaN(date)) ahead = date - Date.now();
-}
-
 /** The time by the server's clock: that of a screen on a wall may be hours off. */
 export const now = () => Date.now() + ahead;
 
-export const settings = () => get<Settings>('dashboard/settings', {}, compareClocks);
+export const settings = () => get<Settings>('dashboard/settings', {}, ({ headers }) => {
+  const date = Date.parse(headers.get('Date') ?? '');
+  if (!Number.isNaN(date)) ahead = date - Date.now();
+});
 
 export const windows = async (feed: string) =>
   (await get<{ windows: WindowSummary[] }>('api/v1/windows', { feed, limit: '1000' })).windows;

@@ -109,7 +109,7 @@ export interface Archive {
 export async function described(protocol: Protocol, address: string): Promise<Archive> {
   const archive = new PMTiles(address);
   protocol.add(archive);
-  const [header, metadata] = [await archive.getHeader(), (await archive.getMetadata()) as Metadata];
+  const [header, metadata] = [await archive.getHeader(), (await archive.getMetadata()) as { vector_layers?: { id: string }[]; attribution?: string }];
   return {
     url: `pmtiles://${address}`,
     attribution: metadata.attribution ? withoutMarkup(metadata.attribution) : '',
@@ -150,11 +150,6 @@ export function roads(map: MapLibre, { vectors }: Archive): Line[] {
       return paths.map((path) => ({ path, width: MINOR.test(kind) ? 0.5 : 1 }));
     }),
   );
-}
-
-interface Metadata {
-  vector_layers?: { id: string }[];
-  attribution?: string;
 }
 
 /**

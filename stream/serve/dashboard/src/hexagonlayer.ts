@@ -33,9 +33,6 @@ const HATCHED = 255;
 /** Pixels across an average cell. */
 export const acrossOf = (resolution: number, zoom: number) => (ACROSS / Math.sqrt(7) ** resolution / PIXEL) * 2 ** zoom;
 
-/** How strong the lines between cells of so many pixels are. */
-const strengthOf = (across: number) => Math.min(Math.max((across - LEAST_SEEN) / (LEAST_APART - LEAST_SEEN), 0), 1);
-
 const VERTEX = `#version 300 es
 uniform mat4 u_matrix;
 uniform vec4 u_origin;
@@ -120,7 +117,7 @@ export class HexagonLayer extends PieceLayer {
     for (const { resolution, first, count } of this.mesh.parts) {
       const across = acrossOf(resolution, zoom);
       gl.uniform3f(uniforms('outline'), ...sharesOf(across < LEAST_OUTLINED ? colours.land : colours.edge));
-      gl.uniform1f(uniforms('strength'), strengthOf(across));
+      gl.uniform1f(uniforms('strength'), Math.min(Math.max((across - LEAST_SEEN) / (LEAST_APART - LEAST_SEEN), 0), 1));
       gl.drawElements(gl.TRIANGLES, count, gl.UNSIGNED_INT, 4 * first);
     }
   }

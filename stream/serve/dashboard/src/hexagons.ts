@@ -2,6 +2,7 @@
 
 import { cellToBoundary, cellToChildren, cellToLatLng, cellToParent, cellsToMultiPolygon, getResolution, latLngToCell } from 'h3-js';
 import type { MultiPolygon, Polygon, Position } from 'geojson';
+import { once } from './once';
 import type { Box, Hexagon } from './types';
 
 /**
@@ -19,19 +20,14 @@ export const finestOf = (hexagons: Shape[]) => Math.max(0, ...new Set(hexagons.f
 
 /** Cells whose corners are remembered: H3 needs most of the time until a window is drawn. */
 const MOST_REMEMBERED = 50_000;
-const remembered = new Map<string, Float64Array>();
 
 /** Corners of a cell: longitude, latitude of the first one, and so on. East of the antimeridian, longitudes are above 180 if it crosses it. */
-export function cornersOf(cell: string): Float64Array {
-  const known = remembered.get(cell);
-  if (known) return known;
-  if (remembered.size >= MOST_REMEMBERED) remembered.clear();
+export const cornersOf = once((cell: string) => {
   const ring = eastward(cellToBoundary(cell, true));
   const corners = new Float64Array(2 * (ring.length - 1));
   for (let at = 0; at < corners.length; at += 2) [corners[at], corners[at + 1]] = ring[at / 2] as [number, number];
-  remembered.set(cell, corners);
   return corners;
-}
+}, MOST_REMEMBERED);
 
 /** The finest cells of which a merged cell is made, without those that are published apart from it; none of one that is not merged. */
 export function restOf({ cell, excludes = [], finest }: Shape): string[] {

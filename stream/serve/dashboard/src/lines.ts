@@ -2,6 +2,7 @@
 
 import { cellToParent, getResolution, latLngToCell } from 'h3-js';
 import type { Position } from 'geojson';
+import { once } from './once';
 
 /** Degrees, some 20 m: a piece that crosses an edge of a cell belongs to the cell in which it begins, if it is no longer. */
 const SHORTEST = 2e-4;
@@ -58,18 +59,13 @@ export function piecesOf(lines: Line[], resolution: number): Pieces {
 export function placesIn(pieces: string[], cells: string[]): Int32Array {
   const at = new Map(cells.map((cell, index) => [cell, index]));
   const resolutions = [...new Set(cells.map(getResolution))].sort((a, b) => b - a);
-  const known = new Map<string, number>();
-  const find = (piece: string): number => {
+  const find = once((piece: string): number => {
     const own = getResolution(piece);
     for (const resolution of resolutions) {
       const index = resolution <= own ? at.get(cellToParent(piece, resolution)) : undefined;
       if (index !== undefined) return index;
     }
     return -1;
-  };
-  return Int32Array.from(pieces, (piece) => {
-    const index = known.get(piece) ?? find(piece);
-    known.set(piece, index);
-    return index;
   });
+  return Int32Array.from(pieces, find);
 }

@@ -68,19 +68,9 @@ export function cornersForm({ ring, name }: Drawn, open: (area: Area) => void, t
 
 /** What every spatial histogram of the window says of a box. */
 export function counts(view: View, box: Box): HTMLElement {
-  const target = make('div', { id: 'histogram-count' }, say('area.asking'));
-  void fillCounts(view, box, target);
+  const target = make('div', { id: 'histogram-count' }, say(view.histograms.length ? 'area.asking' : 'area.no-histogram'));
+  const said = view.histograms.map((mechanism) =>
+    count(view.feed, view.window!.window.start, mechanism, box).then(counted, (error: unknown) => say('area.histogram-failed', { mechanism, reason: reasonOf(error) })));
+  void Promise.all(said).then((texts) => texts.length && target.replaceChildren(...texts.map((text) => make('p', {}, chip('histogram'), ` ${text}`))));
   return target;
-}
-
-async function fillCounts(view: View, box: Box, target: HTMLElement): Promise<void> {
-  const mechanisms = view.histograms;
-  if (!mechanisms.length) {
-    target.textContent = say('area.no-histogram');
-    return;
-  }
-  const start = view.window!.window.start;
-  const said = mechanisms.map((mechanism) =>
-    count(view.feed, start, mechanism, box).then(counted, (error: unknown) => say('area.histogram-failed', { mechanism, reason: reasonOf(error) })));
-  target.replaceChildren(...(await Promise.all(said)).map((text) => make('p', {}, chip('histogram'), ` ${text}`)));
 }

@@ -46,21 +46,17 @@ interface Part {
   among: Set<string> | null;
 }
 
-/** Whether the cell beyond an edge is none of `cells`, which have its size; the edge and the cell are told by their middles. */
-function leaves(cells: Set<string>, resolution: number, edge: [number, number], middle: [number, number]): boolean {
-  const [lng, lat] = [0, 1].map((axis) => middle[axis]! + 1.5 * (edge[axis]! - middle[axis]!));
-  return !cells.has(latLngToCell(lat!, lng!, resolution));
-}
-
-/** Which edges of a cell, from each corner to the next one, belong to the outline of what it is drawn for. */
+/** Which edges of a cell, from each corner to the next one, belong to the outline of what it is drawn for: no part of that lies beyond. */
 function outlineOf({ cell, among }: Part, corners: Float64Array): boolean[] | null {
   if (!among) return null;
   const count = corners.length / 2;
-  const between = (one: number, other: number): [number, number] =>
-    [0, 1].map((axis) => (corners[2 * one + axis]! + corners[2 * other + axis]!) / 2) as [number, number];
-  const [lng, lat] = [0, 1].map((axis) => corners.reduce((sum, value, at) => sum + (at % 2 === axis ? value / count : 0), 0));
+  const middle = [0, 1].map((axis) => corners.reduce((sum, value, at) => sum + (at % 2 === axis ? value / count : 0), 0));
   const resolution = getResolution(cell);
-  return Array.from({ length: count }, (_, at) => leaves(among, resolution, between(at, (at + 1) % count), [lng!, lat!]));
+  return Array.from({ length: count }, (_, at) => {
+    const next = (at + 1) % count;
+    const [lng, lat] = middle.map((from, axis) => from + 1.5 * ((corners[2 * at + axis]! + corners[2 * next + axis]!) / 2 - from));
+    return !among.has(latLngToCell(lat!, lng!, resolution));
+  });
 }
 
 /** Triangles of the cells, each of them known by its index. */

@@ -1,6 +1,7 @@
 /** Names of cells, by the operator's places: where a cell has none, what lies in it, or next to it. Pure. */
 
 import { cellToParent, getResolution, gridDisk } from 'h3-js';
+import { once } from './once';
 import { say } from './texts';
 import type { PlaceCell, PlaceList } from './types';
 
@@ -23,8 +24,14 @@ export interface Called {
 export class Names {
   private readonly places: Map<string, PlaceCell>;
   /** Places by the larger cell that covers them, for merged cells of each resolution. */
-  private readonly covered = new Map<number, Map<string, PlaceCell[]>>();
-  private readonly known = new Map<string, Called | null>();
+  private readonly covered = once((resolution: number) => {
+    const covered = new Map<string, PlaceCell[]>();
+    for (const place of this.list.cells) {
+      const parent = cellToParent(place.cell, resolution);
+      covered.set(parent, [...(covered.get(parent) ?? []), place]);
+    }
+    return covered;
+  });
 
   constructor(readonly list: PlaceList) {
     this.places = new Map(list.cells.map((place) => [place.cell, place]));
@@ -39,11 +46,7 @@ export class Names {
   }
 
   /** The same in parts, so that each name can be shown in its own direction. */
-  called(cell: string): Called | null {
-    let called = this.known.get(cell);
-    if (called === undefined) this.known.set(cell, (called = this.find(cell)));
-    return called;
-  }
+  readonly called = once((cell: string) => this.find(cell));
 
   routes(cell: string): string[] {
     return [...new Set(this.within(cell).flatMap((place) => place.routes))];
@@ -67,16 +70,6 @@ export class Names {
   /** Places in a larger cell, or the one in which a cell of the same size or a smaller one lies. */
   private within(cell: string): PlaceCell[] {
     if (!this.isMerged(cell)) return [this.places.get(this.same(cell))].filter((place) => place !== undefined);
-    const resolution = getResolution(cell);
-    let covered = this.covered.get(resolution);
-    if (!covered) {
-      covered = new Map();
-      for (const place of this.list.cells) {
-        const parent = cellToParent(place.cell, resolution);
-        covered.set(parent, [...(covered.get(parent) ?? []), place]);
-      }
-      this.covered.set(resolution, covered);
-    }
-    return covered.get(cell) ?? [];
+    return this.covered(getResolution(cell)).get(cell) ?? [];
   }
 }

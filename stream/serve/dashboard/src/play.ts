@@ -14,7 +14,7 @@ const pause = () => new Promise((resolve) => setTimeout(resolve, matchMedia('(pr
 
 export class Player {
   private turn = 0;
-  private running = false;
+  playing = false;
 
   constructor(
     private readonly view: View,
@@ -24,33 +24,29 @@ export class Player {
     menu.addEventListener('toggle', () => menu.open && this.fill());
     closing(menu);
     setUpOver((days, hours) => this.page.mean({ ...this.ends, days, hours }));
-    byId('play').addEventListener('click', () => (this.running ? this.stop() : void this.play()));
-  }
-
-  get playing(): boolean {
-    return this.running;
+    byId('play').addEventListener('click', () => (this.playing ? this.stop() : void this.play()));
   }
 
   /** The button, by what there is to play. */
   show(): void {
     const button = byId<HTMLButtonElement>('play');
-    button.disabled = !this.running && this.view.played().length < 2;
-    button.dataset.playing = String(this.running);
-    button.setAttribute('aria-label', say(this.running ? 'timeline.stop' : 'timeline.play'));
+    button.disabled = !this.playing && this.view.played().length < 2;
+    button.dataset.playing = String(this.playing);
+    button.setAttribute('aria-label', say(this.playing ? 'timeline.stop' : 'timeline.play'));
     byId('range').hidden = this.view.windows.length < 2;
   }
 
   stop(): void {
-    if (!this.running) return;
+    if (!this.playing) return;
     this.turn += 1;
-    this.running = false;
+    this.playing = false;
     this.page.played();
   }
 
   /** From the window on display or, where that is the last one or not in the range, from the first. */
   private async play(): Promise<void> {
     const mine = (this.turn += 1);
-    this.running = true;
+    this.playing = true;
     this.page.played();
     const shown = this.view.window?.window.start ?? '';
     const later = this.view.played().filter(({ window }) => window.start > shown);

@@ -49,12 +49,8 @@ export function sparkline(
     const x = Math.round(chart.valToPos(Date.parse(current) / 1000, 'x', true));
     if (x < chart.bbox.left - 1 || x > chart.bbox.left + chart.bbox.width + 1) return;
     chart.ctx.save();
-    chart.ctx.strokeStyle = colour('--accent');
-    chart.ctx.lineWidth = 2 * devicePixelRatio;
-    chart.ctx.beginPath();
-    chart.ctx.moveTo(x, chart.bbox.top);
-    chart.ctx.lineTo(x, chart.bbox.top + chart.bbox.height);
-    chart.ctx.stroke();
+    chart.ctx.fillStyle = colour('--accent');
+    chart.ctx.fillRect(x - devicePixelRatio, chart.bbox.top, 2 * devicePixelRatio, chart.bbox.height);
     chart.ctx.restore();
   };
   // Drawn once the figure has a width.

@@ -1,26 +1,19 @@
 /** Windows as people say them, in the feed's time zone. Pure. */
 
+import { once } from './once';
 import { locale, say } from './texts';
 import type { Bounds } from './types';
 
 const formats = new Map<string, Intl.DateTimeFormat>();
 
-const zones = new Map<string, string>();
-
 /** The zone, or UTC where this browser knows none of that name. */
-export function known(zone: string): string {
-  const found = zones.get(zone) ?? lookedUp(zone);
-  zones.set(zone, found);
-  return found;
-}
-
-function lookedUp(zone: string): string {
+export const known = once((zone: string): string => {
   try {
     return new Intl.DateTimeFormat('en-GB', { timeZone: zone }).resolvedOptions().timeZone;
   } catch {
     return 'UTC';
   }
-}
+});
 
 /** The zone in which times are written, by its name in the feed; UTC where this browser does not know it. */
 export const zoneName = (zone: string) => (known(zone) === 'UTC' ? 'UTC' : zone);

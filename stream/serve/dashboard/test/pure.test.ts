@@ -36,8 +36,11 @@ const hexagon = (more: Partial<Hexagon> = {}): Hexagon => ({
   mean: estimate(23, 19, 27), estimate: { mean: led(23, 19, 27, 'released') }, variance: { ...estimate(25, 16, 36), unit: '(km/h)^2' }, ...more,
 });
 
-test('a reading says value, interval and where the uncertainty comes from', () => {
+test('a reading says value, interval and where the uncertainty comes from; a spread is the root of the variance; what is not there is not shown', () => {
   assert.equal(sentence(shown(hexagon(), 'mean', 'raw')!), '23 km/h, 95 % interval 19–27, noise from privacy');
+  assert.deepEqual(shown(hexagon(), 'spread', 'raw'), { value: 5, low: 4, high: 6 });
+  assert.equal(shown(hexagon({ status: 'suppressed' }), 'mean', 'raw'), null);
+  assert.equal(shown(hexagon(), 'p85', 'raw'), null);
 });
 
 test('a value that crowds the bound of speeds is so much or more, whatever a model made of it', () => {
@@ -45,16 +48,6 @@ test('a value that crowds the bound of speeds is so much or more, whatever a mod
   assert.equal(sentence(shown(crowded, 'mean', 'raw')!), '≥\u00a060 km/h, 95 % interval 50–65, noise from privacy');
   assert.equal(sentence(shown(crowded, 'mean', 'estimate')!), '≥\u00a024 km/h, 95 % interval 20–28, of a model');
   assert.equal(shown(crowded, 'spread', 'raw')!.atBound, undefined);
-});
-
-test('spread is the root of the variance, interval and all', () => {
-  const found = shown(hexagon(), 'spread', 'raw')!;
-  assert.deepEqual([found.value, found.low, found.high], [5, 4, 6]);
-});
-
-test('a suppressed cell and a missing statistic show nothing', () => {
-  assert.equal(shown(hexagon({ status: 'suppressed' }), 'mean', 'raw'), null);
-  assert.equal(shown(hexagon(), 'p85', 'raw'), null);
 });
 
 test('a percentile that is modelled alone is shown without an interval, whatever kind was chosen, and compared with nothing', () => {
@@ -301,21 +294,12 @@ test('an hour that the clocks show twice is told apart, and no other is', () => 
 
 test('a cell is found at its centre, the finer before the coarser', () => {
   const cells = new Map([['87489e342ffffff', 'coarse'], ['88489e3421fffff', 'fine']]);
-  const [ring] = shapeOf({ cell: '88489e3421fffff' }).coordinates as number[][][];
-  const [lng, lat] = [0, 1].map((axis) => ring!.slice(0, 6).reduce((sum, point) => sum + point[axis]! / 6, 0));
-  assert.equal(cellAt(cells, [8, 7], lng!, lat!), 'fine');
+  assert.equal(cellAt(cells, [8, 7], ...centre('88489e3421fffff')), 'fine');
   assert.equal(cellAt(cells, [8, 7], 0, 0), undefined);
   // A corner of a child that its parent's own hexagon leaves out is its parent's all the same.
   const parent = '87489e342ffffff';
   const out = cellToChildren(parent, 9).map(centre).find(([x, y]) => latLngToCell(y, x, 7) !== parent)!;
   assert.equal(cellAt(new Map([[parent, 'merged']]), [9, 7], ...out), 'merged');
-});
-
-test('a cell without the finer cells that are published apart keeps a hole', () => {
-  const whole = shapeOf({ cell: '87489e342ffffff' });
-  const rest = shapeOf({ cell: '87489e342ffffff', excludes: ['88489e3421fffff'], finest: 8 });
-  assert.equal(whole.type, 'Polygon');
-  assert.equal(rest.type, 'MultiPolygon');
 });
 
 test('the first view holds cells with their outlines, also what is left of a merged one', () => {
@@ -367,7 +351,9 @@ test('what is left of a merged cell is drawn without the cells apart, its outlin
   const child = drawn(meshOf([{ cell: apart[0]!, resolution: 7 }]), -97.7);
   assert.ok(Math.abs((areaOf(rest) + areaOf(child)) / areaOf(whole) - 1) < 1e-6, 'they overlap nowhere and leave no gap');
   const edges = rest.filter((_, at) => at % 3 === 0 && !rest[at + 1]!.inside).length;
-  const rings = shapeOf({ cell, excludes: apart, finest: 7 }).coordinates.flat() as number[][][];
+  const shape = shapeOf({ cell, excludes: apart, finest: 7 });
+  assert.deepEqual([shape.type, shapeOf({ cell }).type], ['MultiPolygon', 'Polygon']);
+  const rings = shape.coordinates.flat() as number[][][];
   assert.equal(edges, rings.reduce((sum, ring) => sum + ring.length - 1, 0));
 });
 
