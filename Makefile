@@ -57,7 +57,7 @@ $(READY): requirements-dev.lock pyproject.toml | system-python
 # A failure is told once, here, instead of by every test that wants the broker.
 jars:
 	@test -f .local/kafka/jars/.complete || .ci/step "Maven fetches Kafka"
-	@$(BIN)/python -c 'from stream.local import find_java, find_redis, kafka_jars; find_java(); kafka_jars(); find_redis()'
+	@$(BIN)/python -c 'from stream.local.kafka import find_java, kafka_jars; from stream.local.server import find_redis; find_java(); kafka_jars(); find_redis()'
 
 # With it the tests' brokers start in half the processor time.
 classes: jars

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from stream.cli.options import FAILED, UNREACHABLE, AsJson, stop
-from stream.local import LocalServerError
+from stream.local.server import LocalServerError
 
 BENCHMARKS = {
     "city_windows": "processor time, memory and Redis's longest command to close a city's window, from its rows to its "

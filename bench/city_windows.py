@@ -27,7 +27,8 @@ from bench.closing import BOX, SLOT, hourly, window_rows
 from bench.progress import shown
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.local import REPO_ROOT, RedisServer
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import RedisServer
 from stream.messages.message import Message
 from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.storage.ledger import Ledger

@@ -33,7 +33,8 @@ from bench.progress import shown
 from bench.publishing import deliver
 from stream.config import Config
 from stream.config.servers import KafkaConfig
-from stream.local import KafkaServer, LocalServerError
+from stream.local.kafka import KafkaServer
+from stream.local.server import LocalServerError
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest, window_message
 from stream.messages.topics import create_topics
 from stream.protocol.publishing import make_producer

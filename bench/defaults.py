@@ -25,7 +25,7 @@ from stream.diagnosis.reading import read_recording
 from stream.evaluation.leading import Leading, released
 from stream.evaluation.tuning import Recording
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 HALF_WIDTH = 8.0
 """What is called useful, in km/h."""
@@ -105,11 +105,12 @@ def measured(case: Case, seed: int, draws: int) -> Figures:
 
 
 def _figures(every: Leading, windows: int) -> Figures:
-    reach = every.reach[np.isfinite(every.reach)]
+    released = np.isfinite(every.reach)
+    reach = every.reach[released]
     figures: Figures = {
         "events_useful_percent": 100 * every.share_within(HALF_WIDTH),
         "covers_events_percent": 100 * every.covered(),
-        "covers_cells_percent": 100 * every.cells_covered(),
+        "covers_cells_percent": 100 * float(every.covers[released].mean()) if released.any() else 0.0,
         "cells_per_window": len(every.reach) / windows,
         "median_cell_km_h": float(np.median(reach)) if len(reach) else None,
     }

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.fuzzing.targets import TARGETS
 from bench.progress import shown
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 FULL_SECONDS, QUICK_SECONDS = 300.0, 1.0
 """Seconds of each target."""

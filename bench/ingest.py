@@ -37,7 +37,8 @@ from bench.progress import shown
 from stream.config import Config
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.reader import Ingestor
-from stream.local import REPO_ROOT, KafkaServer, RedisServer
+from stream.local.kafka import REPO_ROOT, KafkaServer
+from stream.local.server import RedisServer
 from stream.messages.message import Message
 from stream.metrics import OperatorMetrics
 

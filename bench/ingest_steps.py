@@ -32,7 +32,7 @@ from stream.ingestion.decoding import Batch, Decoder
 from stream.ingestion.formats import feed_format
 from stream.ingestion.pseudonyms import Pseudonyms
 from stream.ingestion.reader import BATCH_MESSAGES
-from stream.local import RedisServer
+from stream.local.server import RedisServer
 from stream.storage.row_store import RowStore
 
 _KEY, _NOW_US = bytes(32), 1_620_450_000_000_000

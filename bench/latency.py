@@ -31,7 +31,8 @@ from bench.faults.processes import PublicService, Worker, wait_until_ready
 from bench.faults.site import prepare
 from bench.progress import shown
 from stream.config import Config, load_config
-from stream.local import LOOPBACK, KafkaServer, RedisServer
+from stream.local.kafka import KafkaServer
+from stream.local.server import LOOPBACK, RedisServer
 from stream.storage.row_store import RowStore
 
 SHARES = (0.1, 0.5, 0.9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 
 def recordings() -> Path:

@@ -20,7 +20,8 @@ from bench.hourly import hourly_config
 from bench.progress import shown
 from bench.recordings import recordings
 from stream.config import Config
-from stream.local import KafkaServer, RedisServer
+from stream.local.kafka import KafkaServer
+from stream.local.server import RedisServer
 from stream.messages.topics import create_topics
 from stream.sources.polling import KafkaSink
 from stream.sources.vehicle_positions import GtfsRealtime

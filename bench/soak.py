@@ -33,8 +33,8 @@ from scipy import stats
 from bench.hourly import FILES
 from bench.sse import Remote
 from stream.config import Config, load_config
-from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, RedisServer, free_port
-from stream.local.server import end_process, spawn
+from stream.local.kafka import REPO_ROOT, KafkaServer
+from stream.local.server import LOOPBACK, RedisServer, end_process, free_port, spawn
 from stream.messages.topics import create_topics
 
 MAX_MB_PER_HOUR = 16.0

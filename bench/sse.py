@@ -30,7 +30,8 @@ from bench.configuration import bench_config
 from bench.progress import shown
 from bench.publishing import deliver
 from stream.config import Config
-from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, free_port
+from stream.local.kafka import REPO_ROOT, KafkaServer
+from stream.local.server import LOOPBACK, free_port
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest, window_message
 from stream.messages.topics import create_topics
 from stream.protocol.publishing import make_producer

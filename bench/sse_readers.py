@@ -13,7 +13,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from stream.local import LOOPBACK
+from stream.local.server import LOOPBACK
 
 _EVENT = re.compile(rb"id: (\d+)\nevent: window\ndata: [^\n]*\n\n")
 

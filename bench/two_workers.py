@@ -28,7 +28,8 @@ from bench.progress import shown
 from stream.app.services import Closing
 from stream.app.worker import Worker
 from stream.config import Config
-from stream.local import REPO_ROOT, KafkaServer, RedisServer
+from stream.local.kafka import REPO_ROOT, KafkaServer
+from stream.local.server import RedisServer
 from stream.logs import configure_logs
 from stream.messages.message import HEXAGON_SPEED, WINDOW
 from stream.messages.topics import create_topics

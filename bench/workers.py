@@ -28,7 +28,8 @@ from bench.faults.processes import Worker, wait_until_ready
 from bench.faults.site import prepare
 from bench.progress import shown
 from stream.config import Config, load_config
-from stream.local import KafkaServer, RedisServer
+from stream.local.kafka import KafkaServer
+from stream.local.server import RedisServer
 from stream.storage.row_store import RowStore
 
 PARTITIONS = 16

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
-from dpcore.arrays import FloatArray
+from dpcore.arrays import BoolArray, FloatArray
 
 _EXPONENT = 2
 """Exponent of the multiplicative step. Loss is homogeneous of degree −1/2 in prices, so 2 solves a lone constraint."""
@@ -69,7 +68,7 @@ class Program:
         raised[kept] = Program(part.T.tocsr(), part, self.weight).ascend(seed, steps)
         return raised
 
-    def _needed(self, price: FloatArray, loss: FloatArray) -> npt.NDArray[np.bool_]:
+    def _needed(self, price: FloatArray, loss: FloatArray) -> BoolArray:
         """Who can bind, and all users of rows where nobody can: a row without any price would have no finite scale."""
         can_bind = (price > _NEGLIGIBLE * price.sum()) | (loss > 1)
         bare = self.matrix @ can_bind.astype(np.float64) == 0

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
 from dpcore._smoothing_model import Dynamics, Releases, SmoothingState
-from dpcore.arrays import FloatArray, IntArray
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.earth import local_kilometres
 from dpcore.interval_calibration import Prediction
 from dpcore.laplace_posterior import laplace_posterior, normal_posterior
@@ -83,7 +82,7 @@ class Window:
     precision: FloatArray
     seen: IntArray
     distance: FloatArray
-    same: npt.NDArray[np.bool_]
+    same: BoolArray
     design: FloatArray
     trend: FloatArray
     trend_covariance: FloatArray
@@ -320,7 +319,7 @@ def _averaged_posterior(weights: EvidenceWeights, posteriors: list[Posterior]) -
 
 def _relations(
     past: SmoothingState, remembered: IntArray, releases: Releases, seen: IntArray
-) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+) -> tuple[FloatArray, BoolArray]:
     """(Distance in km, same cell): cells of the past and of the window, (T + C), against those that inform, (T + S)."""
     places = np.concatenate([past.places[remembered], releases.places])
     cells = np.concatenate([past.cells[remembered], releases.cells])

@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
-from dpcore.arrays import FloatArray, IdArray
+from dpcore.arrays import BoolArray, FloatArray, IdArray
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import QUIET, USUAL, Calibration
 
@@ -142,7 +141,7 @@ class Releases:
             _check_area(self.area, C)
 
     @property
-    def known(self) -> npt.NDArray[np.bool_]:
+    def known(self) -> BoolArray:
         """Cells with a release."""
         return np.isfinite(self.scales)
 

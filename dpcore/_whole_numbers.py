@@ -3,12 +3,12 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import IntArray
 from dpcore.errors import ParameterError
 
 
-def whole_numbers(name: str, values: Any) -> npt.NDArray[np.int64]:
+def whole_numbers(name: str, values: Any) -> IntArray:
     """``values`` as an array of 64 bits; :class:`ParameterError`, which calls them ``name``, unless its type is of
     integers or it is empty.
 

@@ -64,6 +64,10 @@ class Counts:
         """Largest entry of a pair column per cell, shape (C,); every cell has at least one pair."""
         return np.maximum.reduceat(column, self.cell_start[:-1]) if len(column) else np.zeros(self.n_cells, np.int64)
 
+    def most_cells(self, samples: IntArray) -> int:
+        """Most cells in which one user has ``samples`` (P,)."""
+        return int(np.bincount(self.pair_user[samples > 0]).max(initial=0))
+
 
 @dataclass(frozen=True)
 class Contributions:

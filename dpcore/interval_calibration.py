@@ -42,9 +42,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.arrays import FloatArray
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.errors import ParameterError
 from dpcore.laplace_posterior import tilted, tilted_quantile
 
@@ -117,10 +116,6 @@ def apart(events: FloatArray, quiet: float, upper: float, left: FloatArray | flo
     return np.asarray(upper**2 * np.minimum(quiet**2 / share**5, APART_MOST**2) * np.sqrt(left))
 
 
-def _no_evidence() -> FloatArray:
-    return np.zeros((len(CLASSES), len(FACTORS)))
-
-
 @dataclass(frozen=True)
 class Calibration:
     """What releases said about the model so far. ``evidence``: (classes, factors), natural logarithms up to a constant
@@ -128,7 +123,7 @@ class Calibration:
     another shape, and for what is not finite.
     """
 
-    evidence: FloatArray = field(default_factory=_no_evidence)
+    evidence: FloatArray = field(default_factory=lambda: np.zeros((len(CLASSES), len(FACTORS))))
     usual: float = USUAL
 
     def __post_init__(self) -> None:
@@ -184,7 +179,7 @@ class Calibration:
         return value, low, high
 
 
-def class_of(events: FloatArray) -> npt.NDArray[np.int64]:
+def class_of(events: FloatArray) -> IntArray:
     """Class of each number of events, (C,)."""
     return np.maximum(np.searchsorted(CLASSES, events, side="right") - 1, 0)
 

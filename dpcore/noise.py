@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore._whole_numbers import whole_number, whole_numbers
-from dpcore.arrays import BoolArray, FloatArray, IntArray
+from dpcore.arrays import BoolArray, FloatArray, IdArray, IntArray
 from dpcore.errors import OverflowBoundError, ParameterError
 
 PARTS = 256
@@ -96,10 +96,10 @@ class Inversion:
         return table.astype(np.int16)
 
     @cached_property
-    def _ascending(self) -> npt.NDArray[np.uint64]:
+    def _ascending(self) -> IdArray:
         return np.array(self.tails(64)[::-1], dtype=np.uint64)
 
-    def of(self, first: npt.NDArray[np.uint16], more: Callable[[int], npt.NDArray[np.uint64]]) -> npt.NDArray[np.int64]:
+    def of(self, first: npt.NDArray[np.uint16], more: Callable[[int], IdArray]) -> IntArray:
         """X, shape (n,), from 16 bits each, and from words of 64 uniform bits of ``more`` where those do not decide."""
         result = self._table[first].astype(np.int64)
         undecided = np.flatnonzero(result < 0)
@@ -111,7 +111,7 @@ class Inversion:
                 result[undecided[i]] = self._beyond(int(words[i]), more)
         return result
 
-    def _beyond(self, drawn: int, more: Callable[[int], npt.NDArray[np.uint64]]) -> int:
+    def _beyond(self, drawn: int, more: Callable[[int], IdArray]) -> int:
         """X where 64 bits do not decide, which happens once in 2^56 draws."""
         bits = 64
         while True:
@@ -197,7 +197,7 @@ class Noise:
     def __init__(self, entropy: EntropySource = os.urandom) -> None:
         self._entropy = entropy
 
-    def _words(self, n: int) -> npt.NDArray[np.uint64]:
+    def _words(self, n: int) -> IdArray:
         return np.frombuffer(self._entropy(8 * n), dtype="<u8")
 
     def below(self, bound: int | IntArray, size: int | None = None) -> IntArray:

@@ -125,7 +125,7 @@ def sweep_chop_user(
     table = CellTable.of(counts)
     price = 0 if objective is None else max(LEAST_OBJECTIVE_COST, len(counts.samples))
     best, least, spent, complete = None, math.inf, 0, True
-    for k in _limits_tried(_max_cells(counts)):
+    for k in _limits_tried(counts.most_cells(counts.samples)):
         allowed = max_evaluations - spent - (price if best is not None else 0)
         try:
             plan = _run(
@@ -186,11 +186,6 @@ def _validate(epsilon_micro: float, statistics: Sequence[Statistic], min_users: 
         raise ParameterError(f"statistics {tuple(statistics)} must be a non-empty choice of {STATISTICS}")
     if min_users < 1:
         raise ParameterError(f"min_users {min_users} would allow an emptied cell; give at least 1")
-
-
-def _max_cells(counts: Counts) -> int:
-    users = counts.pair_user[counts.samples > 0]
-    return int(np.bincount(users).max()) if len(users) else 0
 
 
 def _cell_columns(counts: Counts, samples: IntArray) -> tuple[IntArray, IntArray, IntArray]:

@@ -34,7 +34,7 @@ from stream.config.fleets import fleet_map
 from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.offline import split_by_slot
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import area_body, post_process

@@ -29,7 +29,7 @@ from stream.config import Config, load_config
 from stream.diagnosis.reading import read_recording
 from stream.evaluation.living import Exact, exact_windows
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.offline import split_by_slot
 from stream.sources.live_city import Cars, traffic_in
 from stream.sources.network import Fleet, build_network

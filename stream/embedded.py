@@ -21,9 +21,9 @@ from typing import Any, Self
 
 import numpy as np
 import structlog
-from numpy.typing import NDArray
 from redis.exceptions import RedisError
 
+from dpcore.arrays import IntArray
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
@@ -105,7 +105,7 @@ class EmbeddedFeed:
             self._storing -= 1
             self.reach(self._reached_us)
 
-    async def _send(self, values: list[bytes], arrived: NDArray[np.int64]) -> None:
+    async def _send(self, values: list[bytes], arrived: IntArray) -> None:
         now_us = time.time_ns() // 1000
         batch = self._decoder.decode(values, now_us)
         offsets = self._offset + np.arange(len(values), dtype=np.int64)
@@ -137,7 +137,7 @@ class EmbeddedFeed:
         delay = self._config.window.allowed_delay // timedelta(microseconds=1)
         return self._slotting.window(slot).end * 1_000_000 + delay
 
-    def _report_rejected(self, batch: Batch, offsets: NDArray[np.int64]) -> None:
+    def _report_rejected(self, batch: Batch, offsets: IntArray) -> None:
         if self._config.relation == NeighbouringRelation.PARTICIPATION:
             return  # as in the worker: it is private how much arrived
         topic, number = PARTITION.split("/")

@@ -24,7 +24,7 @@ from stream.diagnosis.reading import Accepted, Progress, judged, read_messages, 
 from stream.diagnosis.refusals import Refusals
 from stream.ingestion.formats import user_field, user_identity
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
-from stream.local import RedisServer
+from stream.local.server import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
 from stream.protocol.release_protocol import ContentError, ReleaseProtocol, signer_of, statistics_of

@@ -14,9 +14,8 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+from dpcore.arrays import IntArray
 
 _DAY = 86_400
 _MICROSECOND = timedelta(microseconds=1)

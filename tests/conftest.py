@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from redis.asyncio import Redis
 
-from stream.local import REPO_ROOT, KafkaServer, RedisServer
+from stream.local.kafka import REPO_ROOT, KafkaServer
+from stream.local.server import RedisServer
 from tests.support.broker import shared_bootstrap
 from tests.support.broker_classes import java_options
 from tests.support.forking import forking

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stream.config import Config, load_config
-from stream.local import free_port
+from stream.local.server import free_port
 
 BOX = (30.1, -97.9, 30.5, -97.5)
 """South, west, north, east."""

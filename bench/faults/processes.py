@@ -12,7 +12,8 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from stream.local import LOOPBACK, REPO_ROOT, end_process, free_port, spawn, tail
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import LOOPBACK, end_process, free_port, spawn, tail
 
 _SHIFTED_CLOCK = """\
 import datetime, os, time

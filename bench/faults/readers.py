@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 from bench.faults.site import Site
-from stream.local import LOOPBACK
+from stream.local.server import LOOPBACK
 
 _CLIENTS = 60
 _ASKED = (b"/api/v1/stream", b"/api/v1/windows", b"/metrics")

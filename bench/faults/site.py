@@ -18,8 +18,8 @@ from bench.faults.feeds import read_config, write_config
 from bench.faults.observing import Observer
 from bench.faults.processes import PublicService, Worker, wait_until_ready
 from stream.config import Config
-from stream.local import KafkaServer, RedisServer
-from stream.local.kafka import random_uuid, write_identity
+from stream.local.kafka import KafkaServer, random_uuid, write_identity
+from stream.local.server import RedisServer
 from stream.messages.topics import create_topics
 from stream.storage.ledger import Ledger
 

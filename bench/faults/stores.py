@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.faults.checker import Withholding
 from bench.faults.observing import committed
 from bench.faults.site import Site
-from stream.local import RedisServer
+from stream.local.server import RedisServer
 
 _PAUSE_MS = 60_000
 _UNFINISHED = b"*1\r\n$5\r\nMULTI\r\n*3\r\n$3\r\nSET\r\n$4\r\nhalf\r\n$100\r\nof this tra"

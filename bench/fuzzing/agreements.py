@@ -28,7 +28,7 @@ from stream.diagnosis.observing import observe_file
 from stream.diagnosis.reading import InspectionError, read_recording
 from stream.diagnosis.snapshots import read_snapshots
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.sources.lines import RecordingError
 from stream.terms import FixRules
 

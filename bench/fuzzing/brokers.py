@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from bench.fuzzing.hunting import Hunt, LoopTarget
 from bench.fuzzing.messages import NOW_US, feed_config
 from bench.fuzzing.mutation import Mutator
-from stream.local import LOOPBACK
+from stream.local.server import LOOPBACK
 from stream.sources.hfp import HighFrequencyPositions
 from stream.sources.messages import Messages
 from stream.sources.mqtt import Broker, Following

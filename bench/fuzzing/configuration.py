@@ -13,7 +13,7 @@ from stream.config import Config, ConfigError, load_config
 from stream.config.loading import variables
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 SECRET = "open-sesame"
 _REDIS = f'[redis]\nurl = "redis://worker:{SECRET}@127.0.0.1:6379/0"\n'

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 T = TypeVar("T")
 Input = TypeVar("Input", bytes, list[Any])

@@ -18,7 +18,7 @@ from stream.diagnosis.refusals import Refusals
 from stream.ingestion.decoding import REASONS, Batch, Decoder, Reason
 from stream.ingestion.formats import feed_format, field_path, walk
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 NOW_US = 1_700_000_000_000_000
 """Arrival of every message."""

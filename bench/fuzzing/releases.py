@@ -25,7 +25,8 @@ from bench.fuzzing.hunting import FolderTarget, Hunt, LoopTarget, Target
 from bench.fuzzing.messages import feed_config
 from bench.fuzzing.mutation import Mutator
 from stream.cli import app as commands
-from stream.local import LOOPBACK, REPO_ROOT
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import LOOPBACK
 from stream.messages.lines import read_line
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest, schema
 from stream.serve.api import SERVICE, make_app

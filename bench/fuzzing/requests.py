@@ -21,7 +21,7 @@ from bench.fuzzing.mutation import NUMBERS, TEXTS, Mutator
 from bench.fuzzing.releases import sound_windows
 from stream.app.worker import Worker
 from stream.http_server import BoundedRunner
-from stream.local import LOOPBACK
+from stream.local.server import LOOPBACK
 from stream.serve.api import SERVICE, make_app
 from stream.serve.reading.intake import Arrival, Intake
 

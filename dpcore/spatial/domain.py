@@ -5,17 +5,17 @@ from west to east; a generic x/y box reads south/north as x and west/east as y.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import FloatArray
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.earth import EARTH_M
 from dpcore.errors import ParameterError
 
-IntGrid = npt.NDArray[np.int64]
+IntGrid = IntArray
 IndexGrid = npt.NDArray[np.int32]
 """Indices of cells and of parts, of which there are at most :data:`MAX_CELLS`: 32 bits take half of the memory."""
 
@@ -105,7 +105,7 @@ class Domain:
         north, east = self.offsets(latitude, longitude)
         return north * (self.rows / (self.north - self.south)), east * (self.columns / self.width)
 
-    def contains(self, latitude: FloatArray, longitude: FloatArray) -> npt.NDArray[np.bool_]:
+    def contains(self, latitude: FloatArray, longitude: FloatArray) -> BoolArray:
         """Which positions lie in the half-open box."""
         from_west, to_east = longitude >= self.west, longitude < self.east
         across = from_west | to_east if self.west > self.east else from_west & to_east
@@ -162,20 +162,13 @@ class Domain:
 
     def to_release(self) -> dict[str, Any]:
         """The domain as JSON."""
-        return {
-            "south": self.south,
-            "west": self.west,
-            "north": self.north,
-            "east": self.east,
-            "rows": self.rows,
-            "columns": self.columns,
-        }
+        return asdict(self)
 
     @classmethod
     def from_release(cls, document: dict[str, Any]) -> Self:
         """The domain of a release; raises :class:`DomainError` as the constructor does."""
         try:
-            return cls(**{key: document[key] for key in ("south", "west", "north", "east", "rows", "columns")})
+            return cls(**{each.name: document[each.name] for each in fields(cls)})
         except KeyError as missing:
             raise DomainError(f"domain without {missing}; give south, west, north, east, rows and columns") from None
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import FloatArray, IntArray
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, IntGrid
@@ -97,7 +97,7 @@ class LevelDraws:
     counts: FloatArray
     variances: FloatArray
     spent: IntArray
-    divided: npt.NDArray[np.bool_]
+    divided: BoolArray
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Tree:
         return np.flatnonzero(~self.parents)
 
     @property
-    def parents(self) -> npt.NDArray[np.bool_]:
+    def parents(self) -> BoolArray:
         """Which nodes have children, shape (M,)."""
         inner = np.zeros(len(self.boxes), dtype=bool)
         inner[self.parent[1:]] = True

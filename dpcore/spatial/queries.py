@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import FloatArray
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.errors import ParameterError
 from dpcore.spatial.domain import Domain, IntGrid
 
@@ -115,7 +115,7 @@ def _snap(column: FloatArray, cells: int) -> FloatArray:
     return column
 
 
-def integral_image(values: npt.NDArray[np.int64] | FloatArray) -> npt.NDArray[np.int64] | FloatArray:
+def integral_image(values: IntArray | FloatArray) -> IntArray | FloatArray:
     """Sums over [0, i) × [0, j), shape (rows+1, columns+1); integers stay integers."""
     image = np.zeros((values.shape[0] + 1, values.shape[1] + 1), dtype=values.dtype)
     image[1:, 1:] = values
@@ -133,7 +133,7 @@ def sum_along_both(table: npt.NDArray[Any]) -> None:
     np.cumsum(table, axis=1, out=table)
 
 
-def answer(image: npt.NDArray[np.int64] | FloatArray, queries: Rectangles) -> FloatArray:
+def answer(image: IntArray | FloatArray, queries: Rectangles) -> FloatArray:
     """Answers from an integral image, shape (Q,); exact for edges on cell boundaries, bilinear inside cells."""
     if queries.whole_edges is not None:
         x0, x1, y0, y1 = queries.whole_edges
@@ -147,7 +147,7 @@ def answer(image: npt.NDArray[np.int64] | FloatArray, queries: Rectangles) -> Fl
     )
 
 
-def _corner(image: npt.NDArray[np.int64] | FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
+def _corner(image: IntArray | FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
     i = np.minimum(x.astype(np.int64), image.shape[0] - 2)
     j = np.minimum(y.astype(np.int64), image.shape[1] - 2)
     fx, fy = x - i, y - j

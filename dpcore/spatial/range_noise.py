@@ -17,9 +17,8 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.arrays import FloatArray, IntArray
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.errors import ParameterError
 
 LEVEL = 0.95
@@ -239,7 +238,7 @@ class Intervals:
     low: FloatArray
     high: FloatArray
 
-    def hold(self, truth: FloatArray) -> npt.NDArray[np.bool_]:
+    def hold(self, truth: FloatArray) -> BoolArray:
         """Which intervals hold the ``truth`` (Q,)."""
         return np.asarray((self.low <= truth) & (truth <= self.high))
 
@@ -251,7 +250,7 @@ class NoisySums:
     """
 
     counts: FloatArray
-    parts: npt.NDArray[np.int64]
+    parts: IntArray
     tails: Tails
 
 

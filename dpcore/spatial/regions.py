@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import FloatArray, IntArray
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.errors import ParameterError
 from dpcore.spatial.domain import Domain, IntGrid
 
@@ -175,7 +175,7 @@ def extract_regions(
     return Regions(start, points[kept, 0], points[kept, 1], users.astype(np.int64))
 
 
-def outermost(points: FloatArray, owner: IntArray) -> npt.NDArray[np.bool_]:
+def outermost(points: FloatArray, owner: IntArray) -> BoolArray:
     """Which ``points`` (N, 2) are corners: of owners with more than :data:`MAX_CORNERS`, the first that is farthest in
     each of as many directions; of the others all. Points come by owner.
     """
@@ -288,7 +288,7 @@ class Footprints:
         return np.cumsum(steps.reshape(shape), axis=1)[:, :-1].astype(np.int64)
 
 
-def _flat(regions: Regions, x: FloatArray, y: FloatArray) -> npt.NDArray[np.bool_]:
+def _flat(regions: Regions, x: FloatArray, y: FloatArray) -> BoolArray:
     """Regions without interior: all corners within a hair of one line."""
     region, a, b = regions.pairs()
     dx, dy = x[b] - x[a], y[b] - y[a]
@@ -319,7 +319,7 @@ class _Bands:
     offset: IntArray
 
     @classmethod
-    def of(cls, regions: Regions, x: FloatArray, flat: npt.NDArray[np.bool_], reach: int) -> _Bands:
+    def of(cls, regions: Regions, x: FloatArray, flat: BoolArray, reach: int) -> _Bands:
         """Bands between least and largest ``x`` of each region: one of a ``flat`` region, at most ``reach`` + 1."""
         top, bottom = (f.reduceat(x, regions.start[:-1]) for f in (np.minimum, np.maximum))
         first = np.floor(top).astype(np.int64)

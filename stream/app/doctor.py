@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
@@ -20,10 +20,10 @@ from stream.config.secret_files import readers
 from stream.config.servers import redacted
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key
-from stream.messages.message import OUTPUT_TOPICS, WINDOW
+from stream.messages.message import WINDOW
 from stream.messages.topics import TopicPlan, durability, replicas_on, topic_plans
 from stream.protocol.ledger_check import Known, LedgerCheck, verify_ledger
-from stream.servers.connection import NEEDED, REMEDY, ServerVersion, kafka_options, start_client
+from stream.servers.connection import NEEDED, REMEDY, ServerVersion, kafka_options, reading
 from stream.storage.client import misconfigured, redis_client, spans_servers
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore, StateError
@@ -62,13 +62,13 @@ async def kafka_findings(config: Config, redis: Redis | None) -> list[Finding]:
             there = plan.name in existing
             state = "exists" if there else "missing"
             findings.append(Finding(f"topic {plan.name}", there, state, "hexveil topics create"))
-            if there:
-                findings.append(await replication_finding(admin, config, plan.name, brokers))
-            if there and plan.name == config.feed.topic:
-                findings += await _input_settings(admin, config)
-                findings.append(await raw_retention_finding(admin, config, plan))
+            if not there:
+                continue
+            findings.append(await replication_finding(admin, config, plan.name, brokers))
+            if plan.name == config.feed.topic:
+                findings += await _input_settings(admin, config, plan)
                 findings += [] if redis is None else [await _broker_clock(config, redis)]
-            if there and plan.name in OUTPUT_TOPICS:
+            else:
                 # Close markers reveal that Redis was set back; the charges that it lost matter until their period is
                 # over.
                 kept = config.privacy.period if plan.name == WINDOW else timedelta(0)
@@ -119,34 +119,42 @@ async def replication_finding(admin: AIOKafkaAdminClient, config: Config, topic:
     )
 
 
-async def _input_settings(admin: AIOKafkaAdminClient, config: Config) -> list[Finding]:
-    """Checks that the broker stamps what it appends to the feed, keeps all events, and limits the size of batches."""
-    topic = config.feed.topic
-    settings = await _settings(admin, topic)
-    alter = _alter(config, topic)
+async def _input_settings(admin: AIOKafkaAdminClient, config: Config, plan: TopicPlan) -> list[Finding]:
+    """Checks that the broker stamps what it appends to the feed, limits the size of batches, and keeps all events: as
+    long as open windows need them, and no longer than the promise sheet says."""
+    settings, alter = await _settings(admin, plan.name), _alter(config, plan.name)
     stamped, policy = settings.get("message.timestamp.type", "?"), settings.get("cleanup.policy", "?")
     largest = int(settings.get("max.message.bytes", "0"))
-    findings = [
-        Finding(
-            f"batches of {topic}",
-            0 < largest <= MAX_FETCH_BYTES and policy == "delete",
-            f"max.message.bytes {largest}, cleanup.policy {policy}",
-            f"{alter} --add-config max.message.bytes=1048588,cleanup.policy=delete: larger batches delay the others, "
-            "and a compacted topic loses events",
-        )
-    ]
+    findings = []
     if config.window.lateness == "append-time":
-        findings.insert(
-            0,
+        findings.append(
             Finding(
-                f"append time of {topic}",
+                f"append time of {plan.name}",
                 stamped == "LogAppendTime",
                 f"message.timestamp.type {stamped}",
                 f"{alter} --add-config message.timestamp.type=LogAppendTime: the broker's clock says which events are "
                 "in time, and messages without its timestamp are refused",
-            ),
+            )
         )
-    return findings
+    least = (config.window.slot + config.window.allowed_delay) / _MILLISECOND
+    kept_ms = int(settings.get("retention.ms", "-1"))
+    return [
+        *findings,
+        Finding(
+            f"batches of {plan.name}",
+            0 < largest <= MAX_FETCH_BYTES and policy == "delete",
+            f"max.message.bytes {largest}, cleanup.policy {policy}",
+            f"{alter} --add-config max.message.bytes=1048588,cleanup.policy=delete: larger batches delay the others, "
+            "and a compacted topic loses events",
+        ),
+        Finding(
+            f"retention {plan.name}",
+            least <= kept_ms <= plan.retention_ms,
+            f"raw events are kept {_kept(kept_ms)}; windows need {least / 86_400_000:.1f} days, the promise sheet says "
+            f"{plan.retention_ms / 86_400_000:.1f}",
+            f"{alter} --add-config retention.ms={plan.retention_ms}",
+        ),
+    ]
 
 
 async def _broker_clock(config: Config, redis: Redis) -> Finding:
@@ -155,16 +163,12 @@ async def _broker_clock(config: Config, redis: Redis) -> Finding:
     if config.window.lateness != "append-time":
         return Finding(check, True, "not checked, because window.lateness is 'event-time'")
     ahead_ms = await RowStore.of(redis, config).now_us() // 1000 + CLOCK_MARGIN_US // 1000
-    consumer = AIOKafkaConsumer(**kafka_options(config.kafka), enable_auto_commit=False)
-    await start_client(consumer)
-    try:
+    async with reading(config.kafka) as consumer:
         await consumer._client.set_topics([config.feed.topic])
         numbers = consumer.partitions_for_topic(config.feed.topic) or ()
         offsets = await consumer.offsets_for_times(
             {TopicPartition(config.feed.topic, number): ahead_ms for number in numbers}
         )
-    finally:
-        await consumer.stop()
     ahead = [where for where in offsets.values() if where is not None]
     if not ahead:
         return Finding(check, True, f"no event was appended {_MARGIN} or more ahead of Redis's clock")
@@ -176,27 +180,16 @@ async def retention_finding(admin: AIOKafkaAdminClient, topic: str, least: timed
     """Whether ``topic`` keeps every message for ``least`` and deletes old ones instead of compacting."""
     settings = await _settings(admin, topic)
     policy, retention = settings.get("cleanup.policy", "?"), int(settings.get("retention.ms", "-1"))
-    kept = "for ever" if retention < 0 else f"{retention / 86_400_000:.1f} days"
     return Finding(
         f"retention {topic}",
         policy == "delete" and (retention < 0 or retention >= least / _MILLISECOND),
-        f"cleanup.policy {policy}, kept {kept}",
+        f"cleanup.policy {policy}, kept {_kept(retention)}",
         f"set cleanup.policy=delete and retention.ms to -1, or to {least / _MILLISECOND:.0f} or more",
     )
 
 
-async def raw_retention_finding(admin: AIOKafkaAdminClient, config: Config, plan: TopicPlan) -> Finding:
-    """Whether raw events are kept as long as open windows need them, and no longer than the promise sheet says."""
-    least = (config.window.slot + config.window.allowed_delay) / _MILLISECOND
-    kept_ms = int((await _settings(admin, plan.name)).get("retention.ms", "-1"))
-    kept = "for ever" if kept_ms < 0 else f"{kept_ms / 86_400_000:.1f} days"
-    return Finding(
-        f"retention {plan.name}",
-        least <= kept_ms <= plan.retention_ms,
-        f"raw events are kept {kept}; windows need {least / 86_400_000:.1f} days, the promise sheet says "
-        f"{plan.retention_ms / 86_400_000:.1f}",
-        f"{_alter(config, plan.name)} --add-config retention.ms={plan.retention_ms}",
-    )
+def _kept(retention_ms: int) -> str:
+    return "for ever" if retention_ms < 0 else f"{retention_ms / 86_400_000:.1f} days"
 
 
 _MAX_SKEW_SECONDS = CLOCK_MARGIN_US / 1e6

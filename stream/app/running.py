@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine
 import faust
 import structlog
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from mode import Service
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
@@ -29,7 +28,7 @@ from stream.ingestion.reader import Ingestor
 from stream.messages.message import WINDOW, Message
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
-from stream.servers.connection import connect, kafka_options, require_supported
+from stream.servers.connection import administering, connect, require_supported
 from stream.storage.client import misconfigured, redis_client, server_info
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import LedgerError
@@ -95,18 +94,13 @@ async def _until_it_answers(
 
 
 async def _ask_redis(config: Config) -> None:
-    redis = redis_client(config.redis)
-    try:
+    async with redis_client(config.redis) as redis:
         await redis.ping()
-    finally:
-        await redis.aclose()
 
 
 async def _ask_kafka(config: Config) -> None:
-    client = AIOKafkaAdminClient(**kafka_options(config.kafka))
     deadline = time.monotonic() + _TOPIC_SECONDS
-    try:
-        await client.start()
+    async with administering(config.kafka) as client:
         while missing := {config.feed.topic, WINDOW} - set(await client.list_topics()):
             if time.monotonic() > deadline:
                 raise TopicMissingError(
@@ -114,8 +108,6 @@ async def _ask_kafka(config: Config) -> None:
                     "it; run 'hexveil topics create', correct feed.topic, or let this user describe and read it"
                 )
             await asyncio.sleep(_PAUSE_SECONDS)
-    finally:
-        await client.close()
 
 
 _DOUBT_SECONDS = 10.0

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -38,17 +38,8 @@ from stream.config import Chosen, Config
 from stream.config.feed import FeedConfig
 from stream.config.search import LOCAL
 from stream.embedded import EmbeddedError, present_us, run_embedded
-from stream.local import (
-    KafkaServer,
-    LocalServerError,
-    RedisServer,
-    end_process,
-    find_java,
-    free_port,
-    kafka_jars,
-    spawn,
-    tail,
-)
+from stream.local.kafka import KafkaServer, find_java, kafka_jars
+from stream.local.server import LocalServerError, RedisServer, end_process, free_port, spawn, tail
 from stream.messages.lines import read_line
 from stream.messages.message import OUTPUT_TOPICS, Message
 from stream.messages.topics import create_topics
@@ -156,9 +147,14 @@ class Setup:
             lines.write_text(json.dumps(streets(settings.feed.domain, simulation.seed, said)), encoding="utf-8")
         return chosen
 
-    def child(self, name: str, arguments: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    @contextmanager
+    def child(self, name: str, arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         """Start a ``hexveil`` command with the same configuration; its output goes to ``name``.log."""
-        return _child([*arguments, *self.named], self.scratch / f"{name}.log")
+        process = spawn([sys.executable, "-m", "stream", *arguments, *self.named], self.scratch / f"{name}.log")
+        try:
+            yield process
+        finally:
+            end_process(process, 5)
 
 
 @dataclass(frozen=True)
@@ -246,15 +242,6 @@ async def _start_ledger(config: Config) -> None:
 
 def _tell_dashboard(settings: Config) -> None:
     typer.secho(f"Dashboard: http://{settings.public.host}:{settings.public.port}/", err=True, bold=True)
-
-
-@contextmanager
-def _child(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    process = spawn([sys.executable, "-m", "stream", *arguments], log)
-    try:
-        yield process
-    finally:
-        end_process(process, 5)
 
 
 async def _follow_file(file: Path, releases: Releases) -> None:

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from stream.config import Config
 from stream.messages.cells import estimates_in
-from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, validator
+from stream.messages.message import REJECTED, RELEASE_TOPICS, SPATIAL_HISTOGRAM, WINDOW, validator
 from stream.sources.live_city import LIVES_FOR
 
 
@@ -96,7 +96,7 @@ class Releases:
             return
         if topic == REJECTED:
             self.refused[body["reason"]] += body["count"]
-        elif topic in (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW):
+        elif topic in RELEASE_TOPICS:
             window = self.windows.setdefault(body["window"]["start"], DemoWindow(**body["window"]))
             if topic == WINDOW:
                 window.announced = body["messages"]

@@ -297,7 +297,7 @@ def _release(config: Config, feed: Feed, source: str, out: Path, *, force: bool)
     from redis.exceptions import RedisError
 
     from stream.embedded import EmbeddedSink
-    from stream.local import RedisServer
+    from stream.local.server import RedisServer
 
     if out.exists() and not force:
         stop(f"{out} exists, and its releases cannot be drawn again; name another file, or overwrite it with --force")

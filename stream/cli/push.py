@@ -8,7 +8,7 @@ import typer
 
 from stream.cli.options import ConfigFile, choose_config, secret_text, stop, stopped_by_signals
 from stream.config import Config, load_config
-from stream.local import LOOPBACK
+from stream.local.server import LOOPBACK
 from stream.sources.pushed import PATH, PushAllowance, PushIntake, application, serve_push
 
 _SHORTEST_TOKEN = 20

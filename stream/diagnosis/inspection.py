@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import IntArray
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource, SpeedUnit
@@ -228,7 +229,7 @@ class Inspection:
 
 def inspect(
     seen: Observations,
-    source: Path | tuple[list[bytes], npt.NDArray[np.int64]],
+    source: Path | tuple[list[bytes], IntArray],
     given: Config | None = None,
     limit: float = math.inf,
 ) -> Inspection:
@@ -257,7 +258,7 @@ def inspect(
 
 
 def _read(
-    seen: Observations, source: Path | tuple[list[bytes], npt.NDArray[np.int64]], config: Config, limit: float
+    seen: Observations, source: Path | tuple[list[bytes], IntArray], config: Config, limit: float
 ) -> tuple[npt.NDArray[np.void], Refusals, Accepted]:
     key, form = secrets.token_bytes(KEY_BYTES), config.feed.recorded_format
     if not isinstance(source, Path):

@@ -21,6 +21,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from numpy.typing import NDArray
 
+from dpcore.arrays import IntArray
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.diagnosis.reading import InspectionError
@@ -45,9 +46,7 @@ class TopicUnreachableError(RuntimeError):
     """Kafka does not answer."""
 
 
-async def newest_messages(
-    kafka: KafkaConfig, topic: str, limit: int
-) -> tuple[list[bytes], NDArray[np.int64], Counter[str]]:
+async def newest_messages(kafka: KafkaConfig, topic: str, limit: int) -> tuple[list[bytes], IntArray, Counter[str]]:
     """The newest ``limit`` messages of ``topic``, in equal parts from its partitions, when each arrived (µs UTC), and
     how many were left out, by reason. It joins no group and commits nothing.
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.arrays import FloatArray, IntArray
 from stream.config.feed import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN, SPEED_TO_KMH, SpeedUnit
 from stream.diagnosis.reading import Observations
 from stream.diagnosis.speeds import LEAST_PAIRS, MOVES_KMH, Steps, check_speeds, steps
 from stream.statistics.fix_rules import refused
 from stream.storage.row_store import ROW
 from stream.terms import FixRules
-
-FloatArray = NDArray[np.float64]
 
 RULES = FixRules(frozen_us=round(PARTICIPATION_FROZEN.total_seconds() * 1e6), teleport_km_h=PARTICIPATION_FASTEST_KM_H)
 """The rules for faulty fixes, with the thresholds that the service has where they are on by default."""
@@ -112,21 +111,21 @@ def measure(seen: Observations) -> Measures:
     )
 
 
-def _rows(user: NDArray[np.int64], time_us: NDArray[np.int64], lat: FloatArray, lng: FloatArray) -> NDArray[np.void]:
+def _rows(user: IntArray, time_us: IntArray, lat: FloatArray, lng: FloatArray) -> NDArray[np.void]:
     rows = np.zeros(len(user), dtype=ROW)
     rows["user"], rows["time"] = user, time_us
     rows["lat"], rows["lng"] = np.rint(lat * 1e7), np.rint(lng * 1e7)
     return rows
 
 
-def _on_road(user: NDArray[np.int64], time_us: NDArray[np.int64]) -> int:
+def _on_road(user: IntArray, time_us: IntArray) -> int:
     if not len(user):
         return 0
     quarters = np.unique(np.column_stack([time_us // _AT_A_TIME_US, user]), axis=0)[:, 0]
     return int(np.median(np.unique(quarters, return_counts=True)[1]))
 
 
-def _disorder(user: NDArray[np.int64], time_us: NDArray[np.int64]) -> int:
+def _disorder(user: IntArray, time_us: IntArray) -> int:
     """Rows whose vehicle had sent a later time before, in order of arrival."""
     order = np.argsort(user, kind="stable")
     grouped, times = user[order], time_us[order]
@@ -142,7 +141,7 @@ def _disorder(user: NDArray[np.int64], time_us: NDArray[np.int64]) -> int:
     return int((raised < np.maximum.accumulate(raised)).sum())
 
 
-def _late(time_us: NDArray[np.int64], arrived_us: NDArray[np.int64]) -> dict[str, float]:
+def _late(time_us: IntArray, arrived_us: IntArray) -> dict[str, float]:
     """Share of fixes that arrived more than so long after their time; empty if arrivals are unknown."""
     known = arrived_us >= 0
     if not known.any():
@@ -154,9 +153,7 @@ def _late(time_us: NDArray[np.int64], arrived_us: NDArray[np.int64]) -> dict[str
     }
 
 
-def _speeds(
-    user: NDArray[np.int64], time_us: NDArray[np.int64], lat: FloatArray, lng: FloatArray, speed: FloatArray
-) -> Speeds:
+def _speeds(user: IntArray, time_us: IntArray, lat: FloatArray, lng: FloatArray, speed: FloatArray) -> Speeds:
     n, known = max(len(speed), 1), np.isfinite(speed) & (np.abs(speed) < LARGEST)
     values = speed[known]
     check = check_speeds(user, time_us, lat, lng, np.where(known & (speed >= 0), speed, np.nan), "km/h")

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from dpcore.arrays import IntArray
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH, Encoding, FeedConfig, FeedFields
 from stream.diagnosis.columns import Guess, GuessError, guess, guess_fields, known_format, paths_of
@@ -252,7 +252,7 @@ def _why_none(error: GuessError, sample: _Sample, path: Path) -> str:
 
 
 def observe_messages(
-    messages: list[bytes], arrived_us: NDArray[np.int64], limit: int, given: Config | None = None
+    messages: list[bytes], arrived_us: IntArray, limit: int, given: Config | None = None
 ) -> Observations:
     """Observations of the messages of a topic. ``arrived_us``: when each arrived, µs UTC. Raises
     :class:`InspectionError`."""

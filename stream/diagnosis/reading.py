@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config, find_config, load_config
 from stream.config.feed import FeedConfig, FeedFields, SpeedUnit
@@ -57,12 +58,12 @@ class Observations:
     kind: str
     format: str
     feed: FeedConfig
-    user: NDArray[np.int64]
-    time_us: NDArray[np.int64]
-    lat: NDArray[np.float64]
-    lng: NDArray[np.float64]
-    speed: NDArray[np.float64]
-    arrived_us: NDArray[np.int64]
+    user: IntArray
+    time_us: IntArray
+    lat: FloatArray
+    lng: FloatArray
+    speed: FloatArray
+    arrived_us: IntArray
     speed_unit: SpeedUnit | None = None
     local: float = 0.0
     offset: str | None = None
@@ -85,7 +86,7 @@ class Observations:
         return self.feed.fields
 
 
-def numbered(users: list[object]) -> NDArray[np.int64]:
+def numbered(users: list[object]) -> IntArray:
     """Each identifier as a number, in order of first appearance."""
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(str(user), len(numbers)) for user in users], dtype=np.int64)

@@ -13,13 +13,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.earth import great_circle_m
 from stream.config.feed import SPEED_TO_KMH, SpeedUnit
 from stream.config.value import QUANTUM, ValueConfig
 from stream.sources.derived_speed import CAP_KMH, LEAST_S, MOST_S
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 LEAST_PAIRS, NEWEST = 200, 400
 """Steps without which nothing is said, and those by which a live feed is judged."""
@@ -49,7 +47,7 @@ class Steps:
         return np.asarray(np.where(self.seconds > 0, 3.6 * self.metres / np.maximum(self.seconds, 1e-6), 0.0))
 
     @property
-    def comparable(self) -> NDArray[np.bool_]:
+    def comparable(self) -> BoolArray:
         """Steps whose speed can be compared with a reported one."""
         return (self.seconds >= LEAST_S) & (self.seconds <= MOST_S) & (self.kmh <= CAP_KMH)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.arrays import FloatArray, IntArray
 from stream.diagnosis.speeds import steps
 
 ONCE = 0.9
@@ -18,7 +19,7 @@ _PLACEHOLDERS = frozenset(["0", "-1", "-", "--", "?", "null", "none", "nil", "na
 
 
 def events_as_users(
-    users: NDArray[np.generic], time_us: NDArray[np.int64], field: str, least_spread_us: int = LEAST_SPREAD_US
+    users: NDArray[np.generic], time_us: IntArray, field: str, least_spread_us: int = LEAST_SPREAD_US
 ) -> str | None:
     """Why ``field`` cannot name users, with the figure: nearly every value occurs once. None if it may."""
     _, counts = np.unique(users, return_counts=True)
@@ -45,9 +46,7 @@ def odd_names(names: Iterable[object]) -> list[str]:
     ]  # fmt: skip
 
 
-def everywhere_at_once(
-    users: NDArray[np.generic], time_us: NDArray[np.int64], lat: NDArray[np.float64], lng: NDArray[np.float64]
-) -> str | None:
+def everywhere_at_once(users: NDArray[np.generic], time_us: IntArray, lat: FloatArray, lng: FloatArray) -> str | None:
     """Says so if one of several users has a third of all events, in places that no vehicle reaches in turn."""
     names, counts = np.unique(users, return_counts=True)
     if len(names) < 2 or counts.max() < max(LEAST_EVENTS, _LARGEST_SHARE * len(users)):

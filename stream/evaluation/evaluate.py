@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import FloatArray, IntArray
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
 from dpcore.errors import DPError
@@ -264,7 +264,7 @@ def _score_noise(table: Errors, name: str, column: Columns, target: FloatArray, 
 
 def _covers(
     interval: tuple[FloatArray, FloatArray] | FloatArray, target: FloatArray, rounding: float = 0.0
-) -> npt.NDArray[np.bool_]:
+) -> BoolArray:
     low, high = interval
     return (low <= target + rounding) & (target <= high + rounding)
 

@@ -1,7 +1,7 @@
 """Compares spatial histograms of a recording with true counts, so that an operator can choose their ε. Not private."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import get_args
@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import FloatArray
+from dpcore.arrays import BoolArray, FloatArray
 from dpcore.budget import from_micro
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, Rectangles
@@ -142,7 +142,7 @@ def _score(
     )
 
 
-def by_class(truth: FloatArray, hold: npt.NDArray[np.bool_]) -> dict[str, float]:
+def by_class(truth: FloatArray, hold: BoolArray) -> dict[str, float]:
     """Share of the ranges of each of :data:`CLASSES` whose interval holds their number."""
     shares = {}
     for least, following in pairwise((*CLASSES, np.inf)):
@@ -169,11 +169,8 @@ def _ranges(family: Family, domain: Domain) -> Rectangles:
 def _inside(plan: HistogramTerms, fixes: Fixes, ranges: Rectangles) -> FloatArray:
     points = fixes.representatives(plan.fixes_per_user).points
     x, y = domain_of(plan).cell_coordinates(points[:, 0], points[:, 1])
-    return np.array([np.count_nonzero((x >= a) & (x < b) & (y >= c) & (y < d)) for a, b, c, d in _columns(ranges)])
-
-
-def _columns(ranges: Rectangles) -> Iterator[tuple[float, float, float, float]]:
-    return zip(ranges.x0, ranges.x1, ranges.y0, ranges.y1, strict=True)
+    sides = zip(ranges.x0, ranges.x1, ranges.y0, ranges.y1, strict=True)
+    return np.array([np.count_nonzero((x >= a) & (x < b) & (y >= c) & (y < d)) for a, b, c, d in sides])
 
 
 def _cells_met(ranges: Rectangles, points: Domain, regions: Domain) -> Rectangles:

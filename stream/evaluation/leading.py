@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import FloatArray
+from dpcore.arrays import BoolArray, FloatArray, IdArray
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.config import Config
@@ -128,8 +128,8 @@ class Leading:
 
     events: FloatArray
     reach: FloatArray
-    covers: npt.NDArray[np.bool_]
-    resolution: npt.NDArray[np.uint64]
+    covers: BoolArray
+    resolution: IdArray
 
     @classmethod
     def joined(cls, parts: list[Self]) -> "Leading":
@@ -151,11 +151,6 @@ class Leading:
         released = np.isfinite(self.reach)
         total = self.events[released].sum()
         return float(self.events[released & self.covers].sum() / total) if total else 0.0
-
-    def cells_covered(self) -> float:
-        """The same with every released cell counted alike; 0 if none is released."""
-        released = np.isfinite(self.reach)
-        return float(self.covers[released].mean()) if released.any() else 0.0
 
 
 @dataclass(frozen=True)

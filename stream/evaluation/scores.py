@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.arrays import FloatArray, IdArray, IntArray
+from dpcore.arrays import BoolArray, FloatArray, IdArray, IntArray
 from dpcore.contributions import Contributions
 from stream.config.value import ValueConfig
 from stream.messages.message import cell_text
@@ -201,7 +200,7 @@ class Errors:
         self.weight: list[FloatArray] = []
         self.noise: list[FloatArray] = []
         self.noise_weight: list[FloatArray] = []
-        self.covered: list[npt.NDArray[np.bool_]] = []
+        self.covered: list[BoolArray] = []
         self.verdicts = Verdicts()
         self.worst_error: float | None = None
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+
+from dpcore.arrays import IntArray
 
 MAX_ARRAY_BYTES = 1 << 18
 """Largest size of a message with several events; a fleet of 1 700 canonical events has about 170 kB."""
@@ -217,7 +218,7 @@ class Read:
         self.refused |= {begin + at: code for at, code in elements.refused.items()}
         self.arrays[message] = elements.events
 
-    def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def places(self) -> tuple[IntArray, IntArray]:
         """The message of each event, and its index in the array or region of the message; -1 without one."""
         counts, of_array = np.ones(self.messages, dtype=np.int64), np.zeros(self.messages, dtype=bool)
         counts[list(self.arrays)] = list(self.arrays.values())

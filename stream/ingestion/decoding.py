@@ -21,6 +21,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from dpcore.arrays import BoolArray, FloatArray, IdArray, IntArray
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.feed import MAX_FUTURE, ORIGIN_DEGREES
@@ -52,8 +53,8 @@ AT_ONCE = 10_000
 _MAX_VALUE = 2**31 - 1
 
 
-ArrivalTimes = int | NDArray[np.int64]
-_Columns = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+ArrivalTimes = int | IntArray
+_Columns = tuple[IntArray, FloatArray, FloatArray, FloatArray]
 """Time (µs UTC), latitude, longitude and speed of events."""
 
 
@@ -100,14 +101,14 @@ class Batch:
     """
 
     rows: NDArray[np.void]
-    index: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    refused: NDArray[np.int64]
+    index: IntArray
+    slots: IntArray
+    refused: IntArray
     reason: NDArray[np.uint8]
-    element: NDArray[np.int64]
+    element: IntArray
     messages: int
 
-    def refusals(self, offsets: NDArray[np.int64]) -> Iterator[tuple[Reason, int, int, int, int]]:
+    def refusals(self, offsets: IntArray) -> Iterator[tuple[Reason, int, int, int, int]]:
         """Of each reason the first and the last offset, the number of events, and the element of the first.
         ``offsets``: of the messages, (n,)."""
         for code in np.unique(self.reason).tolist():
@@ -120,13 +121,13 @@ class Batch:
 class _Fixes:
     """Columns of decoded messages, shape (n,): pseudonym, µs UTC, degrees, speed in the feed's unit."""
 
-    user: NDArray[np.uint64]
-    time_us: NDArray[np.int64]
-    lat: NDArray[np.float64]
-    lng: NDArray[np.float64]
-    speed: NDArray[np.float64]
+    user: IdArray
+    time_us: IntArray
+    lat: FloatArray
+    lng: FloatArray
+    speed: FloatArray
 
-    def where(self, kept: NDArray[np.bool_]) -> "_Fixes":
+    def where(self, kept: BoolArray) -> "_Fixes":
         return _Fixes(self.user[kept], self.time_us[kept], self.lat[kept], self.lng[kept], self.speed[kept])
 
 
@@ -288,7 +289,7 @@ class Decoder:
             columns = self._from_local(columns, np.ones(len(reason), dtype=bool), reason)
         return self._of_sound(users, columns, reason, arrived_us)
 
-    def _from_local(self, columns: _Columns, are_local: NDArray[np.bool_], reason: NDArray[np.uint8]) -> _Columns:
+    def _from_local(self, columns: _Columns, are_local: BoolArray, reason: NDArray[np.uint8]) -> _Columns:
         """The columns with the times ``are_local``, which claim to be UTC, as local times of ``feed.times_zone``."""
         assert self._clocks is not None
         local, wrong = utc_of_local(columns[0], self._clocks)
@@ -310,7 +311,7 @@ class Decoder:
         self,
         users: list[Any],
         columns: _Columns,
-        index: NDArray[np.int64],
+        index: IntArray,
         reason: NDArray[np.uint8],
         arrived_us: ArrivalTimes,
     ) -> Batch:
@@ -356,7 +357,7 @@ class Decoder:
             rows["value"] = np.clip(np.rint(fixes.speed * self._quanta), self._least, _MAX_VALUE)
         return rows
 
-    def _pseudonymise(self, users: list[str | int]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    def _pseudonymise(self, users: list[str | int]) -> tuple[IdArray, NDArray[np.uint8]]:
         """Pseudonym and verdict of each user; the pseudonym is 0 if the user is refused."""
         verdict = np.full(len(users), _SOUND, dtype=np.uint8)
         lookup: Callable[[Any], int] = self._pseudonyms.__getitem__
@@ -392,7 +393,7 @@ def _parts(value: bytes | None) -> list[bytes] | None:
     return elements(value, MAX_EVENTS)
 
 
-def _inside(domain: BoundingBox, lat: NDArray[np.float64], lng: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _inside(domain: BoundingBox, lat: FloatArray, lng: FloatArray) -> BoolArray:
     within, west, east = (lat >= domain.south) & (lat <= domain.north), lng >= domain.west, lng <= domain.east
     return np.asarray(within & (west | east if domain.crosses_180 else west & east) & (np.abs(lng) <= 180))
 
@@ -403,7 +404,7 @@ def _refused(reason: Reason) -> Batch:
     return Batch(np.zeros(0, dtype=ROW), none, none, alone, code, alone - 1, 1)
 
 
-def _of(arrived_us: ArrivalTimes, part: slice | NDArray[np.int64]) -> ArrivalTimes:
+def _of(arrived_us: ArrivalTimes, part: slice | IntArray) -> ArrivalTimes:
     return arrived_us if isinstance(arrived_us, int) else arrived_us[part]
 
 

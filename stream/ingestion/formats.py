@@ -18,8 +18,8 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from dpcore.arrays import BoolArray, IntArray
 from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig, FeedFields, SpeedUnit
 from stream.ingestion.shapes import shape_of
 
@@ -293,7 +293,7 @@ def with_zone(moment: datetime, zone: ZoneInfo | None) -> datetime:
     return moment
 
 
-def utc_of_local(local_us: NDArray[np.int64], zone: ZoneInfo) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def utc_of_local(local_us: IntArray, zone: ZoneInfo) -> tuple[IntArray, BoolArray]:
     """µs UTC of local times in ``zone``, counted as if they were UTC; and which of them occur twice or never."""
     quarters, which = np.unique(local_us // _QUARTER_US, return_inverse=True)
     offsets = np.zeros(len(quarters), dtype=np.int64)
@@ -343,7 +343,7 @@ def time_us(moment: datetime | int | float) -> int:
     return moment * 1000 if isinstance(moment, int) else round(moment * 1000)
 
 
-def times_us(times: list[datetime | int | float]) -> NDArray[np.int64]:
+def times_us(times: list[datetime | int | float]) -> IntArray:
     """:func:`time_us` of each, shape (n,); a time that int64 cannot hold is ± 2^62, which is always refused."""
     try:
         # A double holds the seconds of any time that passes the age check to a quarter of a microsecond.

@@ -12,11 +12,11 @@ import numpy as np
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
-from numpy.typing import NDArray
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from dpcore.arrays import IntArray
 from stream.config import Config
 from stream.ingestion.bounded import BoundedConsumer, FeedRecord
 from stream.ingestion.decoding import ArrivalTimes, Batch, Decoder, Reason
@@ -78,8 +78,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         """For partitions not yet read to their end: an offset at which each ended, and when (µs UTC)."""
         window = config.window
         self._by_append_time = window.lateness == "append-time"
-        self._delay_us = window.allowed_delay // timedelta(microseconds=1)
-        self._deadline = functools.lru_cache(maxsize=4096)(self._deadline_of)
+        delay_us = window.allowed_delay // timedelta(microseconds=1)
+        self._deadline = functools.lru_cache(4096)(lambda slot: config.slotting.window(slot).end * 1_000_000 + delay_us)
         self.assigned = asyncio.Event()
         """Set once this worker was assigned partitions."""
         self.topic_exists = True
@@ -241,9 +241,6 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             else:
                 self._stored[partition] = self._position[partition] = entry.position
 
-    def _deadline_of(self, slot: int) -> int:
-        return self._config.slotting.window(slot).end * 1_000_000 + self._delay_us
-
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
         assert self.bounded is not None
         try:
@@ -311,8 +308,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         partition: TopicPartition,
         begin: int,
         batch: Batch,
-        offsets: NDArray[np.int64],
-        rising: NDArray[np.int64] | None,
+        offsets: IntArray,
+        rising: IntArray | None,
     ) -> bool:
         """Store the batch; False if reading must continue elsewhere. Events of one message are stored by one call."""
         last = batch.messages - 1

@@ -15,7 +15,8 @@ HEXAGON_SPEED = "hexveil.hexagon-speed.v1"
 SPATIAL_HISTOGRAM = "hexveil.spatial-histogram.v1"
 WINDOW = "hexveil.window.v1"
 REJECTED = "hexveil.rejected.v1"
-OUTPUT_TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, REJECTED)
+RELEASE_TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
+OUTPUT_TOPICS = (*RELEASE_TOPICS, REJECTED)
 
 
 class Message(NamedTuple):

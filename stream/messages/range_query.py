@@ -159,7 +159,7 @@ def heat_of(histogram: Released) -> list[dict[str, Any]]:
 
 
 def _raster(domain: Domain) -> Rectangles:
-    rows, columns = (_edges(cells) for cells in domain.shape)
+    rows, columns = (np.unique(np.linspace(0, n, min(n, MOST_PER_SIDE) + 1).round()) for n in domain.shape)
     x0, y0 = (grid.ravel() for grid in np.meshgrid(rows[:-1], columns[:-1], indexing="ij"))
     x1, y1 = (grid.ravel() for grid in np.meshgrid(rows[1:], columns[1:], indexing="ij"))
     return Rectangles(x0, x1, y0, y1)
@@ -170,10 +170,6 @@ def _edges_in_degrees(domain: Domain, boxes: Rectangles) -> list[FloatArray]:
     south, north = (domain.south + at * (domain.north - domain.south) / domain.rows for at in (boxes.x0, boxes.x1))
     west, east = (domain.west + at * domain.width / domain.columns for at in (boxes.y0, boxes.y1))
     return [west, south, east, north]
-
-
-def _edges(cells: int) -> FloatArray:
-    return np.unique(np.round(np.linspace(0, cells, min(cells, MOST_PER_SIDE) + 1)))
 
 
 def _feature(row: list[float], has_interval: bool) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.errors import TopicAlreadyExistsError, for_code
 
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, schema
-from stream.servers.connection import kafka_options
+from stream.servers.connection import administering
 
 _DAY_MS = 86_400_000
 _MILLISECOND = timedelta(milliseconds=1)
@@ -79,10 +79,8 @@ async def create_topics(config: Config) -> dict[str, str]:
     returns once all topics are listed, or after ten seconds if the credentials allow to create topics but not to list
     them.
     """
-    client = AIOKafkaAdminClient(**kafka_options(config.kafka))
-    await client.start()
     result: dict[str, str] = {}
-    try:
+    async with administering(config.kafka) as client:
         replicas = replicas_on(len((await client.describe_cluster())["brokers"]))
         for plan in topic_plans(config):
             settings = plan.settings | durability(replicas)
@@ -97,8 +95,6 @@ async def create_topics(config: Config) -> dict[str, str]:
             async with asyncio.timeout(_LISTED_SECONDS):
                 while not set(result) <= set(await client.list_topics()):
                     await asyncio.sleep(0.1)
-    finally:
-        await client.close()
     return result
 
 

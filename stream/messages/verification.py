@@ -14,10 +14,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stream.messages.chain import SIGNATURE, Succession, signed_by, value_digest
-from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest, identifier, validator
+from stream.messages.message import (
+    HEXAGON_SPEED,
+    RELEASE_TOPICS,
+    SPATIAL_HISTOGRAM,
+    WINDOW,
+    digest,
+    identifier,
+    validator,
+)
 from stream.windows import Window, utc_text
 
-TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
 UNCHECKED = (
     "Not checked, because releases cannot show it: that noise was drawn, and drawn once; that every user was charged "
     "before; that the rows were those of the feed. The audits, and the evidence of a release, are about these."
@@ -83,7 +90,7 @@ class Verification:
 
     def take(self, record: Record) -> None:
         """Take one record. Messages that are sent again with the same bytes are dropped, as readers do."""
-        if record.topic not in TOPICS:
+        if record.topic not in RELEASE_TOPICS:
             return
         try:
             body = msgspec.json.decode(record.value)

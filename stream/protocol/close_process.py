@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.local import die_with_parent
+from stream.local.server import die_with_parent
 from stream.logs import configure_logs
 from stream.protocol.due_windows import DueWindows
 from stream.protocol.ledger_check import Known, LedgerCheck

@@ -29,9 +29,9 @@ from aiokafka.protocol.types import (
 
 from stream.config.servers import KafkaConfig
 from stream.ingestion.log_ends import log_ends
-from stream.messages.message import WINDOW
-from stream.messages.verification import TOPICS, Record
-from stream.servers.connection import kafka_options, started
+from stream.messages.message import RELEASE_TOPICS, WINDOW
+from stream.messages.verification import Record
+from stream.servers.connection import reading
 from stream.storage.ledger import LedgerError
 
 TOPIC_SECONDS = 10.0
@@ -103,8 +103,7 @@ async def read_markers(
     ``members``: feeds that joined this ledger. Raises :class:`LedgerError` if the broker does not show the topic, or a
     message of the feed or of a member is no close marker, because then nobody knows what was released.
     """
-    new = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
-    async with started(new) as consumer:
+    async with reading(kafka) as consumer:
         partitions = await _partitions(consumer)
         if not partitions:
             raise LedgerError(
@@ -316,10 +315,11 @@ async def each_released(kafka: KafkaConfig) -> AsyncIterator[Record]:
 
     Errors of Kafka are passed on.
     """
-    new = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
-    async with started(new) as consumer:
+    async with reading(kafka) as consumer:
         await consumer._client.force_metadata_update()
-        partitions = [TopicPartition(topic, n) for topic in TOPICS for n in consumer.partitions_for_topic(topic) or ()]
+        partitions = [
+            TopicPartition(topic, n) for topic in RELEASE_TOPICS for n in consumer.partitions_for_topic(topic) or ()
+        ]
         ends = await consumer.end_offsets(partitions)
         consumer.assign(partitions)
         await consumer.seek_to_beginning(*partitions)

@@ -4,12 +4,12 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.structs import RecordMetadata
 
 from stream.config.servers import KafkaConfig
 from stream.messages.message import OUTPUT_TOPICS, Message
-from stream.servers.connection import kafka_options, started
+from stream.servers.connection import kafka_options, reading
 
 _CONFIRM_SECONDS = 60.0
 
@@ -78,7 +78,7 @@ class KafkaPublisher:
             metadata = self._sent[message.ce_id]
             expected[TopicPartition(metadata.topic, metadata.partition)][metadata.offset] = message.value
         try:
-            async with started(AIOKafkaConsumer(**kafka_options(self._kafka), enable_auto_commit=False)) as consumer:
+            async with reading(self._kafka) as consumer:
                 consumer.assign(list(expected))
                 for partition, offsets in expected.items():
                     consumer.seek(partition, min(offsets))

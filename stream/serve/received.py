@@ -13,7 +13,7 @@ import h3
 import msgspec
 
 from dpcore.errors import ParameterError
-from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, validator
+from stream.messages.message import HEXAGON_SPEED, RELEASE_TOPICS, SPATIAL_HISTOGRAM, WINDOW, validator
 from stream.messages.range_query import read_histogram
 from stream.windows import EARLIEST_S
 
@@ -57,8 +57,6 @@ def _slab(value: Any, slab: int, slabs: int) -> Any:
     return value[first : first + length]
 
 
-TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
-
 MAX_LISTED_BYTES = 16 << 10
 """Longest close marker, and longest summary of a histogram, in bytes: lists repeat them. Ours have about 1 kB."""
 MAX_ID_BYTES = 512
@@ -88,7 +86,7 @@ class Received(NamedTuple):
 
 def received(topic: str, ce_id: str, value: bytes, number: int = 0) -> Received | None:
     """The message if it is one of an output topic and matches its schema and the limits of this module; else None."""
-    if topic not in TOPICS or not 0 < len(ce_id.encode(errors="replace")) <= MAX_ID_BYTES:
+    if topic not in RELEASE_TOPICS or not 0 < len(ce_id.encode(errors="replace")) <= MAX_ID_BYTES:
         return None
     try:
         body = msgspec.json.decode(value)

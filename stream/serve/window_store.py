@@ -71,14 +71,13 @@ class WindowView:
     _described: tuple[tuple[int, bool], Described] | None = field(default=None, init=False, repr=False)
     """With the window's size, and whether it was complete, at that time."""
 
-    def agreeing(self) -> list[bytes] | None:
-        """The values of the cells in order, if the messages of a full window have the digest of its close marker.
+    def agrees(self) -> bool:
+        """Whether the messages of a full window have the digest of its close marker.
 
         Changes no message, and takes time in proportion to the window: the event loop leaves it to a thread.
         """
-        cells = self.in_order()
         histograms = [self.histograms[mechanism] for mechanism in sorted(self.histograms)]
-        return cells if digest(cells + histograms) == self.promised[1] else None
+        return digest(self.in_order() + histograms) == self.promised[1]
 
     def put(self, message: Received) -> None:
         """Store a checked message."""
@@ -91,11 +90,6 @@ class WindowView:
             self.marker, self.number, self.promised = message.value, message.number, message.promised
         self.seen.add(message.ce_id)
         self.size += len(message.value)
-
-    def finish(self, cells: list[bytes]) -> None:
-        """Mark the window as complete; it stays so. ``cells``: what :meth:`agreeing` returned."""
-        self.complete, self._ordered = True, (self.size, cells)
-        self.seen.clear()
 
     def holds(self, message: Received) -> bool:
         """Whether a complete window has this message with the same bytes, so that a repetition is no contradiction."""
@@ -207,9 +201,10 @@ class View:
             return None
         return window if window.promised[0] == len(window.cells) + len(window.histograms) else None
 
-    def finish(self, window: WindowView, cells: list[bytes]) -> None:
-        """Mark a window as complete. ``cells``: what :meth:`WindowView.agreeing` returned."""
-        window.finish(cells)
+    def finish(self, window: WindowView) -> None:
+        """Mark a window as complete; it stays so."""
+        window.complete = True
+        window.seen.clear()
         self.generation += 1
 
     def _forget(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from stream.config import ConfigError
@@ -47,13 +48,26 @@ async def start_client(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
 
 
 @asynccontextmanager
-async def started(client: Client) -> AsyncIterator[Client]:
-    """A client of Kafka that runs within the context, started as by :func:`start_client`."""
+async def reading(kafka: KafkaConfig) -> AsyncIterator[AIOKafkaConsumer]:
+    """A reader that runs within the context, started as by :func:`start_client`. It is in no group and commits nothing;
+    if retention overtakes it, it continues with the oldest message that exists, not with the newest."""
+    client = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
     await start_client(client)
     try:
         yield client
     finally:
         await client.stop()
+
+
+@asynccontextmanager
+async def administering(kafka: KafkaConfig) -> AsyncIterator[AIOKafkaAdminClient]:
+    """A client that describes and creates topics within the context."""
+    client = AIOKafkaAdminClient(**kafka_options(kafka))
+    try:
+        await client.start()
+        yield client
+    finally:
+        await client.close()
 
 
 async def connect(make: Callable[[], Client], stopping: Callable[[], bool]) -> Client:

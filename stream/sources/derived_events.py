@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpcore.arrays import BoolArray, FloatArray
 from stream.config.feed import FeedConfig
 from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Reason
 from stream.ingestion.formats import claims_utc, recording_format, time_us, utc_of_local
@@ -88,7 +88,7 @@ class DerivedEvents(SnapshotEvents):
             raise ValueError("a local time that occurs twice or never")
         return int(moments[0])
 
-    def _sent(self, speed: NDArray[np.float64], is_derived: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _sent(self, speed: FloatArray, is_derived: BoolArray) -> BoolArray:
         return is_derived & ~np.isnan(speed)
 
     def _remembered(self, newest: dict[str, int]) -> dict[str, int]:

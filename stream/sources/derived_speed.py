@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.earth import great_circle_m
 from stream.sources.snapshots import SnapshotError
 from stream.windows import EARLIEST_US
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _US = 1_000_000
 _KEY_ZERO_MS, _KEY_SPAN = EARLIEST_US // 1000, 1 << 42

@@ -21,9 +21,8 @@ from zoneinfo import ZoneInfo
 
 import h3.api.numpy_int as h3
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.arrays import FloatArray
+from dpcore.arrays import FloatArray, IntArray
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH
 from stream.config.section import BoundingBox
@@ -187,7 +186,7 @@ class Traffic:
         start_us = self.start_us + round((self.first_hours + number * EVERY_HOURS) * HOUR_US)
         return Incident((x, y), start_us)
 
-    def factors(self, places: FloatArray, road_class: npt.NDArray[np.int64], now_us: int) -> FloatArray:
+    def factors(self, places: FloatArray, road_class: IntArray, now_us: int) -> FloatArray:
         """The share of the free speed that is driven at ``places`` (n, 2) on roads of ``road_class`` (n,)."""
         local = datetime.fromtimestamp(now_us / 1e6, UTC).astimezone(self.timezone)
         hour = local.hour + local.minute / 60 - 0.5

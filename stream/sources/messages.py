@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from dpcore.arrays import IntArray
 
 
 @dataclass(frozen=True)
@@ -15,7 +14,7 @@ class Messages:
     present.
     """
 
-    due: NDArray[np.int64]
+    due: IntArray
     keys: list[bytes | None]
     values: list[bytes]
     unread: int = 0

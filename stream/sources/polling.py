@@ -87,7 +87,7 @@ class Poller:
     async def fetch(self) -> bytes | None:
         """The document, or None if it has not changed. Raises :class:`FetchError`."""
         assert self._session is not None, "used outside its context"
-        url = self._url
+        url, has_secrets = self._url, self._settings.headers or self._settings.query or self._url.user
         for _ in range(_MOST_REDIRECTS + 1):
             own = url.origin() == self._url.origin()
             headers = {
@@ -103,16 +103,12 @@ class Poller:
                         if url.scheme not in ("http", "https"):
                             raise FetchError(f"redirected to a {url.scheme} address", final=True)
                         continue
-                    return await self._read(answer, own or not self._has_secrets)
+                    return await self._read(answer, own or not has_secrets)
             except TimeoutError:
                 raise FetchError(f"no complete answer within {self._settings.timeout_s:.0f} s") from None
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise FetchError(f"{type(error).__name__}: {self._without_secrets(str(error))[:160]}") from None
         raise FetchError(f"more than {_MOST_REDIRECTS} redirects")
-
-    @property
-    def _has_secrets(self) -> bool:
-        return bool(self._settings.headers or self._settings.query or self._url.user)
 
     def _without_secrets(self, text: str) -> str:
         for secret in self._settings.query.values():

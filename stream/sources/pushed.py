@@ -25,7 +25,7 @@ from stream.http_server import BoundedRunner, serve_until
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.ingestion.formats import feed_format
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.local import LOOPBACK
+from stream.local.server import LOOPBACK
 from stream.sources.delivery import DeliveryError, KafkaSender
 from stream.sources.messages import Messages
 

@@ -17,16 +17,13 @@ from typing import Any, NamedTuple
 
 import h3
 import numpy as np
-from numpy.typing import NDArray
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.earth import great_circle_m
 from stream.config.section import BoundingBox
 from stream.sources.places import MOST_SAMPLES, PER_EDGE, is_inside
 from stream.sources.schedule import ScheduleError
 from stream.sources.timetable import MOST_CALLS, Timetable, filled
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 FURTHEST_M = 250.0
 """A stop further from its shape than this does not lie on it."""

@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 import msgspec
 import numpy as np
 import structlog
-from numpy.typing import NDArray
 
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.relation import NeighbouringRelation
 from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource, SpeedUnit
 from stream.sources.derived_speed import SpeedDerivation
@@ -118,7 +118,7 @@ class SnapshotEvents:
         """What is wrong with the clocks of vehicles, if their times are steadily off those of the snapshots."""
         return local_as_utc(self._ahead_s, "the snapshot's own time") if len(self._ahead_s) >= _LEAST_TIMES else None
 
-    def note_clocks(self, ahead_s: NDArray[np.float64]) -> None:
+    def note_clocks(self, ahead_s: FloatArray) -> None:
         """Take by how many seconds times of vehicles are ahead of their snapshot's own."""
         self._ahead_s = np.concatenate([self._ahead_s, ahead_s])[-_MOST_TIMES:]
 
@@ -181,7 +181,7 @@ class SnapshotEvents:
             self._clock = snapshot.clock if was_ahead else max(self._clock, snapshot.clock)
         return self._messages(snapshot, self._fresh(snapshot))
 
-    def _fresh(self, snapshot: Snapshot) -> NDArray[np.int64]:
+    def _fresh(self, snapshot: Snapshot) -> IntArray:
         """Indexes of the vehicles whose timestamp is newer than any before that is not disproved, in order of time."""
         fresh, newest, latest = [], self._newest, self._latest(snapshot)
         set_back: dict[str, int] = {}
@@ -231,7 +231,7 @@ class SnapshotEvents:
             return newest
         return dict(sorted(newest.items(), key=lambda item: item[1])[-MOST_REMEMBERED // 2 :])
 
-    def _messages(self, snapshot: Snapshot, chosen: NDArray[np.int64]) -> Messages:
+    def _messages(self, snapshot: Snapshot, chosen: IntArray) -> Messages:
         vehicles = [snapshot.vehicles[index] for index in chosen.tolist()]
         time, lat, lng = snapshot.time[chosen], snapshot.lat[chosen], snapshot.lng[chosen]
         reported = self._reported(snapshot.speed[chosen]) * 3.6
@@ -268,7 +268,7 @@ class SnapshotEvents:
         """A time as the service reads it: with its offset where ``feed.times_zone`` says that others are local."""
         return us // 1000 if self._clocks is None else datetime.fromtimestamp(us / 1e6, self._clocks).isoformat()
 
-    def _reported(self, speed: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _reported(self, speed: FloatArray) -> FloatArray:
         """The speeds (m/s) that count as reported, NaN for the others.
 
         Under "participation" a number that is no measurement counts as missing, and is so derived from its user's own
@@ -279,16 +279,16 @@ class SnapshotEvents:
         is_none = (speed < 0) | ((speed > 0) & (speed < LEAST_SPEED_MS)) | (speed >= MOST_SPEED_MS)
         return np.where(is_none, np.nan, speed)
 
-    def _sent(self, speed: NDArray[np.float64], is_derived: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _sent(self, speed: FloatArray, is_derived: BoolArray) -> BoolArray:
         return ~np.isnan(speed)
 
-    def _periods(self, time: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _periods(self, time: IntArray) -> IntArray:
         """Start of each row's ledger period, µs UTC."""
         slots = self._slotting.slot_starts(time)
         starts = {slot: self._slotting.period_of(slot).start for slot in np.unique(slots).tolist()}
         return np.array([starts[slot] for slot in slots.tolist()], dtype=np.int64) * 1_000_000
 
-    def _compare(self, reported: NDArray[np.float64], derived: NDArray[np.float64]) -> None:
+    def _compare(self, reported: FloatArray, derived: FloatArray) -> None:
         driving = (derived > _MOVING_KMH) & ~np.isnan(reported)
         self.tally.driving += int(driving.sum())
         self.tally.driving_but_reported_still += int((driving & (reported < _STANDS_KMH)).sum())

@@ -11,8 +11,8 @@ from datetime import timedelta
 from zoneinfo import ZoneInfo
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpcore.arrays import FloatArray, IntArray
 from stream.config.feed import MAX_FUTURE
 from stream.ingestion.formats import utc_of_local
 from stream.sources.file_kinds import GZIP
@@ -75,12 +75,12 @@ class Snapshot:
     header: int | None
     arrival: int | None
     vehicles: list[str]
-    time: NDArray[np.int64]
-    lat: NDArray[np.float64]
-    lng: NDArray[np.float64]
-    speed: NDArray[np.float64]
+    time: IntArray
+    lat: FloatArray
+    lng: FloatArray
+    speed: FloatArray
     refused: Counter[str]
-    ahead_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    ahead_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     """By how many seconds times of its entries, refused ones too, are ahead of its own or of its arrival."""
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpcore.arrays import FloatArray
 from stream.sources.snapshots import IN_FUTURE, NO_PLACE
 
 STALE_S = 300.0
@@ -38,7 +38,7 @@ _QUARTER_S, _LEAST_SHIFT_S, _MOST_SHIFT_S, _TOLERANCE_S = 900, 1_500, 14.25 * 36
 _FAR_S = 1e12
 
 
-def local_as_utc(ahead_s: NDArray[np.float64], of: str) -> str | None:
+def local_as_utc(ahead_s: FloatArray, of: str) -> str | None:
     """What is wrong if most times are steadily whole quarters of an hour ahead of another clock, or behind it; None if
     not.
 

@@ -19,13 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from stream.sources.schedule import MOST_POINTS, ScheduleError, opened, point_of, table_rows
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 
 class Times(NamedTuple):
@@ -56,7 +52,8 @@ def filled(arrival: FloatArray, departure: FloatArray, along: FloatArray) -> Tim
     """
     usable = _usable(arrival, departure)
     arrival, departure = arrival[usable], departure[usable]
-    known = _known(arrival, departure)
+    index = np.flatnonzero(~np.isnan(arrival.ravel()))
+    known = _Known(index, index // arrival.shape[1], arrival.ravel()[index], departure.ravel()[index])
     kept = _kept(known)
     complete = np.bincount(known.row[kept & _is_last(known.row)], minlength=len(usable)) > 0
     kept &= complete[known.row]
@@ -70,11 +67,6 @@ def _usable(arrival: FloatArray, departure: FloatArray) -> IntArray:
     latest = np.maximum.accumulate(np.where(known, departure, -np.inf), axis=1)
     back = (known & (arrival > departure)).any(axis=1) | (arrival[:, 1:] < latest[:, :-1]).any(axis=1)
     return np.flatnonzero(known[:, 0] & known[:, -1] & ~back)
-
-
-def _known(arrival: FloatArray, departure: FloatArray) -> _Known:
-    index = np.flatnonzero(~np.isnan(arrival.ravel()))
-    return _Known(index, index // arrival.shape[1], arrival.ravel()[index], departure.ravel()[index])
 
 
 def _is_last(row: IntArray) -> BoolArray:

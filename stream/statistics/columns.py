@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.arrays import FloatArray, IntArray
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.cdf import CDFs, bin_edges
 from stream.statistics.plan import Plan
 from stream.terms import MAX_NUMBERS, QUANTUM, SpeedTerms, ValueTerms
@@ -71,7 +70,7 @@ class Columns:
         raw, step = np.round(estimate, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
         return cls(raw, np.clip(raw, *(within or (0.0, top))), scale, interval[0] - step, interval[1] + step, top)
 
-    def crowds(self, lower: float | FloatArray, upper: float | FloatArray) -> npt.NDArray[np.bool_]:
+    def crowds(self, lower: float | FloatArray, upper: float | FloatArray) -> BoolArray:
         """Whether each released value, (C,), crowds the ``upper`` end of its range: it is in the upper half, and its
         interval reaches the end. Then true speeds may be higher. A rule on what is released and on public bounds, so it
         costs no budget.

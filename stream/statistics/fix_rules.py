@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import BoolArray, FloatArray, IntArray
+from dpcore.arrays import BoolArray, FloatArray, IdArray, IntArray
 from dpcore.earth import great_circle_m
 from stream.statistics.histograms.fixes import DEGREES, same_as_before
 from stream.terms import FixRules
@@ -25,7 +25,7 @@ TELEPORT_M = 1_000.0
 class _Fixes:
     """Distinct fixes, shape (F,), sorted by user, time and place; lat and lng in 1e-7 degree."""
 
-    user: npt.NDArray[np.uint64]
+    user: IdArray
     time_us: IntArray
     lat: IntArray
     lng: IntArray

@@ -13,9 +13,8 @@ from typing import Any
 
 import h3
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.arrays import FloatArray, IntArray
+from dpcore.arrays import FloatArray, IdArray, IntArray
 from dpcore.modelled_percentiles import percentiles, shrunken_variances
 from dpcore.occupancy import NoisyCounts, Occupancy, Users, users_in
 from dpcore.relation import NeighbouringRelation
@@ -53,7 +52,7 @@ class ObservedMeans:
 
 def observed_means(
     bodies: Sequence[dict[str, Any]],
-    known: tuple[npt.NDArray[np.uint64], Occupancy] | None,
+    known: tuple[IdArray, Occupancy] | None,
     level: float,
     upper: float,
     area: dict[str, Any] | None = None,
@@ -71,10 +70,11 @@ def observed_means(
     places = np.array([h3.cell_to_latlng(body["cell"]) for body in bodies], dtype=np.float64).reshape(-1, 2)
     if bodies and bodies[0]["relation"] == NeighbouringRelation.PARTICIPATION:
         past = known[1] if known is not None and np.array_equal(known[0], cells) else None
+        before = past or Occupancy(np.zeros(len(cells)), 0.0, 0.0, 0.0)
         now = _counted(bodies, _numbers(bodies))
         releases = _of_expected_users(bodies, (cells, places), now, past, level, upper, area)
         dynamics = _OF_USERS if area is None else _BESIDE_AREA
-        return ObservedMeans(releases, order, (past or _nothing(len(cells))).after(now), dynamics)
+        return ObservedMeans(releases, order, before.after(now), dynamics)
     means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
     scales = np.array([body["mean"]["scale"] for body in bodies], dtype=np.float64)
     events = np.array([body["events"] for body in bodies], dtype=np.float64)
@@ -88,7 +88,7 @@ def observed_means(
 
 def _of_expected_users(
     bodies: Sequence[dict[str, Any]],
-    at: tuple[npt.NDArray[np.uint64], FloatArray],
+    at: tuple[IdArray, FloatArray],
     now: NoisyCounts,
     past: Occupancy | None,
     level: float,
@@ -177,10 +177,6 @@ def _ranges(bodies: Sequence[dict[str, Any]], upper: float) -> tuple[FloatArray,
     ranges = [body.get("clipping", whole)["stretched"] for body in bodies]
     lower, end, left = np.array([[each[name] for name in ("lower", "upper", "open")] for each in ranges]).T
     return lower, end - lower, left
-
-
-def _nothing(cells: int) -> Occupancy:
-    return Occupancy(np.zeros(cells), 0.0, 0.0, 0.0)
 
 
 def modelled_percentiles(

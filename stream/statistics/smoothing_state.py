@@ -14,9 +14,8 @@ from zoneinfo import ZoneInfo
 import h3
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.arrays import FloatArray, IntArray
+from dpcore.arrays import FloatArray, IdArray, IntArray
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import CLASSES, Calibration
 from dpcore.occupancy import FORGOTTEN_HOURS, Occupancy, users_in
@@ -144,13 +143,13 @@ def _widened(memory: Memory | None, observed: ObservedMeans, response: Response,
 class Crowd(NamedTuple):
     """The public numbers of ``events`` and ``users`` of each of ``cells``, ascending, and their covariate, (C,)."""
 
-    cells: npt.NDArray[np.uint64]
+    cells: IdArray
     events: FloatArray
     users: FloatArray
     covariate: FloatArray
 
 
-def expected_crowd(memory: Memory, cells: npt.NDArray[np.uint64], due: Due, variance: float) -> Crowd | None:
+def expected_crowd(memory: Memory, cells: IdArray, due: Due, variance: float) -> Crowd | None:
     """Under "participation" the users of each of ``cells`` that earlier noisy counts let expect; None if the memory
     does not know them, or from one window alone: the next one may have many times its users.
 
@@ -191,7 +190,7 @@ def foretold_of(memory: Memory | None, crowd: Crowd, due: Due) -> Foretold:
     )
 
 
-def widening_of(memory: Memory | None, cells: npt.NDArray[np.uint64]) -> FloatArray:
+def widening_of(memory: Memory | None, cells: IdArray) -> FloatArray:
     """By how much the range of each of ``cells`` (C,) is wider, at least 1, after the last window."""
     wider = np.ones(len(cells))
     if memory is None or not memory.widening:
@@ -242,16 +241,12 @@ def _state(memory: Memory) -> SmoothingState:
         np.frombuffer(memory.profile, "<f8"),
         np.frombuffer(memory.profile_variance, "<f8"),
         memory.hours,
-        _calibration(memory.calibration),
+        Calibration(np.frombuffer(memory.calibration, "<f8").reshape(len(CLASSES), -1)),
     )
 
 
 def _occupancy(memory: Memory) -> Occupancy:
     return Occupancy(np.frombuffer(memory.counted, "<f8"), *memory.counted_sums)
-
-
-def _calibration(stored: bytes) -> Calibration:
-    return Calibration(np.frombuffer(stored, "<f8").reshape(len(CLASSES), -1))
 
 
 def _memory(

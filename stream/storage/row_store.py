@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.arrays import IntArray
 from stream.storage.client import Argument, Call, each, run
 from stream.storage.keys import OfFeed, PartKeys
 from stream.storage.ledger import AFRESH
@@ -97,12 +98,12 @@ class AppendTimes(NamedTuple):
     function from the start of a slot (epoch seconds) to the time until which its rows are in time.
     """
 
-    rows: NDArray[np.int64]
+    rows: IntArray
     last: int
     deadline: Callable[[int], int]
 
 
-def by_slot(slots: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
+def by_slot(slots: IntArray) -> Iterator[tuple[int, IntArray | slice]]:
     """Each distinct start of a timeslot among ``slots`` (n,), oldest first, with the indices of its rows, in order."""
     if len(slots) and (slots == slots[0]).all():
         yield int(slots[0]), slice(None)
@@ -167,8 +168,8 @@ class RowStore(OfFeed):
         first_offset: int,
         next_offset: int,
         rows: NDArray[np.void],
-        offsets: NDArray[np.int64],
-        slots: NDArray[np.int64],
+        offsets: IntArray,
+        slots: IntArray,
         arrivals: AppendTimes | None = None,
         *,
         begun: bool = False,

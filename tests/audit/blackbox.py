@@ -58,8 +58,8 @@ def epsilon_lower_bound(one: npt.ArrayLike, other: npt.ArrayLike, alpha: float =
     first, second = _columns(one), _columns(other)
     half = len(first) // 2, len(second) // 2
     joint = _joint_features(first[: half[0]], second[: half[1]])
-    best: tuple[float, str, int, float, str, bool] | None = None
-    width = first.shape[1]
+    names = [*(f"column {at}" for at in range(first.shape[1])), "discriminant", "ratio", "ratio of steps"]
+    candidates: list[tuple[float, int, float, str, bool]] = []
     features_one, features_two = (np.column_stack([side, *(f(side) for f in joint)]) for side in (first, second))
     for column in range(features_one.shape[1]):
         a, b = features_one[: half[0], column], features_two[: half[1], column]
@@ -68,20 +68,14 @@ def epsilon_lower_bound(one: npt.ArrayLike, other: npt.ArrayLike, alpha: float =
             for flipped, (p, q, np_, nq) in ((False, (ka, kb, len(a), len(b))), (True, (kb, ka, len(b), len(a)))):
                 scores = log_ratio(p, np_, q, nq, alpha)
                 at = int(np.argmax(scores))
-                if best is None or scores[at] > best[0]:
-                    name = (
-                        f"column {column}"
-                        if column < width
-                        else ("discriminant", "ratio", "ratio of steps")[column - width]
-                    )
-                    best = (float(scores[at]), name, column, float(thresholds[at]), kind, flipped)
-    _, name, column, threshold, kind, flipped = best
+                candidates.append((float(scores[at]), column, float(thresholds[at]), kind, flipped))
+    _, column, threshold, kind, flipped = max(candidates, key=lambda candidate: candidate[0])
     a, b = features_one[half[0] :, column], features_two[half[1] :, column]
     if flipped:
         a, b = b, a
     hits = tuple(int(_hits(side, kind, np.array([threshold]))[0]) for side in (a, b))
     bound = float(log_ratio(np.array(hits[:1]), len(a), np.array(hits[1:]), len(b), alpha)[0])
-    return Bound(bound, f"{name} {kind} {threshold:g}", (hits[0], hits[1]), (len(a), len(b)), alpha)
+    return Bound(bound, f"{names[column]} {kind} {threshold:g}", (hits[0], hits[1]), (len(a), len(b)), alpha)
 
 
 def mu_lower_bound(one: npt.ArrayLike, other: npt.ArrayLike, alpha: float = ALPHA) -> Bound:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from tests.audit.blackbox import N, epsilon_lower_bound
 
 

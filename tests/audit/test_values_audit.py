@@ -48,12 +48,9 @@ from stream.storage.row_store import ROW
 from tests.audit.blackbox import FloatArray, Pooled, assert_private, epsilon_lower_bound
 from tests.audit.shipped import Event, Towns, World, as_drawn, drawn
 from tests.audit.values_transcripts import (
-    MERGED,
     OF_A_WINDOW,
-    PURE,
-    PURE_RESIDUAL,
-    SETTINGS,
-    TREES,
+    OF_EPSILON,
+    OF_RHO,
     U,
     combined,
     fleet,
@@ -222,13 +219,7 @@ async def test_a_failure_changes_nothing_but_the_time_and_one_of_the_content_lea
 
 
 @pytest.mark.parametrize("seed", nightly_but([0], [0, 10]))
-@pytest.mark.parametrize(
-    "name",
-    [
-        nightly(name) if name == "merged" else name
-        for name in (*OF_A_WINDOW, *TREES, *MERGED, *SETTINGS, PURE, PURE_RESIDUAL)
-    ],
-)
+@pytest.mark.parametrize("name", [nightly(name) if name == "merged" else name for name in OF_EPSILON | OF_RHO])
 def test_no_user_loses_more_over_three_windows_than_they_are_charged(tmp_path, name, seed, record_property):
     losses, world = worst_losses(settings_of(name, tmp_path), seed)
     shares = (loss / world.spent[user] for user, loss in losses.items() if user in world.spent)

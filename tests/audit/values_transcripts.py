@@ -43,28 +43,31 @@ OF_A_WINDOW: dict[str, dict[str, Any]] = {
     "moving reports alone": {"speed.statistics": ["moving_mean"], "speed.clipping": "none"},
 }
 """Under pure ε, with ε = 1 in each window."""
-TREES: dict[str, dict[str, Any]] = {
-    "percentiles": {"speed.statistics": ["p15", "p50", "p85"]},
-    "mean and percentiles, uniform": {
-        "speed.statistics": ["mean", "p50"],
-        "speed.allocation": "uniform",
-        "speed.clipping": "none",
-        "speed.suppression": "none",
-    },
+CAPS: dict[str, Any] = {"speed.clipping": "none", "hexagons.coarsest_resolution": 4, "speed.post_processing": []}
+ROLLING: dict[str, Any] = {
+    "privacy.epsilon": None,
+    "privacy.admission": "rolling",
+    "privacy.service": "05:00-10:00",
+    "privacy.budget": 6.0,
+    "speed.suppression": "none",
 }
-"""Settings of percentiles, whose noise is added to counts of bins."""
-MERGED: dict[str, dict[str, Any]] = {
-    "hexagons of many levels": {"hexagons.merge_until": 120.0, "speed.sum_cap": 0.2, "speed.clipping": "none"},
-    "all samples under caps": {
+OF_EPSILON: dict[str, dict[str, Any]] = OF_A_WINDOW | {
+    # The noise of percentiles is added to counts of bins.
+    "percentiles": {"speed.statistics": ["p15", "p50", "p85"]},
+    "mean and percentiles, uniform": OF_A_WINDOW["uniform"] | {"speed.statistics": ["mean", "p50"]},
+    # Sparse hexagons are released through their parents, each cell under a cap of its own.
+    "hexagons of many levels": CAPS | {"hexagons.merge_until": 120.0, "speed.sum_cap": 0.2},
+    "all samples under caps": CAPS
+    | {
         "hexagons.merge_until": 60.0,
         "speed.sum_cap": 0.3,
-        "speed.clipping": "none",
         "speed.suppression": "none",
         "speed.statistics": ["mean"],
     },
+    "pure ε, rolling": ROLLING,
+    "pure ε, residual": ROLLING | {"speed.clipping": "residual", "speed.sum_cap": 0.0},
 }
-"""Sparse hexagons are released through their parents, each cell under a cap of its own."""
-SETTINGS: dict[str, dict[str, Any]] = {
+OF_RHO: dict[str, dict[str, Any]] = {
     "rolling and residual": {},
     "rolling, mean and variance": {"speed.clipping": "none", "speed.statistics": ["mean", "variance"]},
     "moving reports, in another order": {
@@ -73,14 +76,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "first come": {"privacy.admission": "first-come", "privacy.windows": 2, "speed.clipping": "none"},
     "merged": {"hexagons.merge_until": 30.0, "hexagons.coarsest_resolution": 5},
-}
-PURE, PURE_RESIDUAL = "pure ε, rolling", "pure ε, residual"
-OF_PURE: dict[str, Any] = {
-    "privacy.epsilon": None,
-    "privacy.admission": "rolling",
-    "privacy.service": "05:00-10:00",
-    "privacy.budget": 6.0,
-    "speed.suppression": "none",
 }
 
 
@@ -91,14 +86,7 @@ def fleet(tmp_path: Path, **settings: Any) -> Config:
 
 def settings_of(name: str, tmp_path: Path) -> Config:
     """The configuration of an audit."""
-    if name in SETTINGS:
-        return live_config(tmp_path, **SETTINGS[name])
-    if name in OF_A_WINDOW | TREES:
-        return fleet(tmp_path, **(OF_A_WINDOW | TREES)[name])
-    if name in MERGED:
-        return fleet(tmp_path, **MERGED[name] | {"hexagons.coarsest_resolution": 4, "speed.post_processing": []})
-    residual = {"speed.clipping": "residual", "speed.sum_cap": 0.0} if name == PURE_RESIDUAL else {}
-    return bus_config(tmp_path, **OF_PURE | residual)
+    return live_config(tmp_path, **OF_RHO[name]) if name in OF_RHO else fleet(tmp_path, **OF_EPSILON[name])
 
 
 @dataclass

@@ -20,27 +20,9 @@ from stream.config import Config
 from stream.statistics.histograms.histograms import contributing, draw_histograms, exact_counts
 from stream.statistics.plan import Plan
 from stream.statistics.window_rows import WindowRows
+from tests.audit import values_transcripts as values
+from tests.audit import worlds
 from tests.audit.shipped import World
-from tests.audit.values_transcripts import (
-    MERGED,
-    OF_A_WINDOW,
-    PURE,
-    PURE_RESIDUAL,
-    SETTINGS,
-    TREES,
-    settings_of,
-    worst_losses,
-)
-from tests.audit.worlds import (
-    OF_EPSILON,
-    OF_RHO,
-    config_of,
-    honest,
-    small_world,
-    small_zcdp_world,
-    worst_loss,
-    worst_shares,
-)
 from tests.dpcore.silence import Asked
 from tests.support.builders import SLOT, located_rows, with_histograms
 
@@ -77,25 +59,25 @@ def main() -> None:
     print("| relation | settings | statistics | worst loss / charge |\n|---|---|---|---|")
     with TemporaryDirectory() as name:
         folder = Path(name)
-        for unit, cases, world, per_one in (
-            ("ε", OF_EPSILON, small_world, 10**6),
-            ("ρ", OF_RHO, small_zcdp_world, NANO),
+        for unit, cases, small, per_one in (
+            ("ε", worlds.OF_EPSILON, worlds.small_world, 10**6),
+            ("ρ", worlds.OF_RHO, worlds.small_zcdp_world, NANO),
         ):
             for weight, statistics, settings in cases:
-                config = world(folder, weight, statistics, **settings)
-                ratio = worst_loss(config, honest) / Fraction(config.privacy.ledger_budget, per_one)
+                config = small(folder, weight, statistics, **settings)
+                ratio = worlds.worst_loss(config, worlds.honest) / Fraction(config.privacy.ledger_budget, per_one)
                 area = ", area" * bool(settings)
                 row(f'"participation", {unit}', f'weight = "{weight}"{area}', ", ".join(statistics), ratio)
         for weight in ("share", "user", "sample"):
             for unit, accounting in (("ε", "pure"), ("ρ", "zcdp")):
-                shares = worst_shares(config_of(folder, weight, accounting))
+                shares = worlds.worst_shares(worlds.config_of(folder, weight, accounting))
                 row(f'"participation", {unit}', f'residual, weight = "{weight}"', "mean, p50", max(shares))
-        for case in (*OF_A_WINDOW, *TREES, *MERGED, *SETTINGS, PURE, PURE_RESIDUAL):
-            config, worst = settings_of(case, folder), Fraction(0)
+        for case in values.OF_EPSILON | values.OF_RHO:
+            config, worst = values.settings_of(case, folder), Fraction(0)
             for seed in range(2):
-                losses, after = worst_losses(config, 10 * seed)
+                losses, after = values.worst_losses(config, 10 * seed)
                 worst = max(worst, *(loss / after.spent[user] for user, loss in losses.items() if user in after.spent))
-            unit = "ρ" if case in SETTINGS else "ε"
+            unit = "ρ" if case in values.OF_RHO else "ε"
             row(f'"values", {unit}', case, ", ".join(config.speed.statistics), worst)
         for relation in ("values", "participation"):
             for fixes in (1, 3):

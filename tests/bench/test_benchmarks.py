@@ -31,7 +31,7 @@ from bench.processor_time import ProcessorTime
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.ingestion.decoding import Decoder
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest
 from stream.protocol.release_protocol import statistics_of
 from stream.statistics.plan import Allowance, Due

@@ -19,7 +19,8 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from stream.config import Config, ConfigError
-from stream.local import LOOPBACK, KafkaServer, free_port
+from stream.local.kafka import KafkaServer
+from stream.local.server import LOOPBACK, free_port
 from stream.messages.lines import line_of
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 from stream.messages.topics import create_topics

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from stream.config import load_config
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.serve.sending import MAX_SENDING_BYTES
 from stream.serve.window_store import MAX_BYTES
 from tests.support import hourly

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 TYPES = REPO_ROOT / "examples" / "node_modules"
 COMPILER = REPO_ROOT / "stream" / "serve" / "dashboard" / "node_modules" / ".bin" / "tsc"

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from tests.support.nightly import nightly_but
 
 PYTHONS = ("3.11.2", "3.12", "3.13", "3.14")

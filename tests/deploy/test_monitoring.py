@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
 from stream.app.worker import Worker
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.metrics import OperatorMetrics
 from stream.serve.api import SERVICE, make_app
 from stream.serve.metrics import PublicMetrics

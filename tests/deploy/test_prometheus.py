@@ -21,7 +21,8 @@ import numpy as np
 import yaml
 from redis.asyncio import Redis
 
-from stream.local import LOOPBACK, REPO_ROOT, end_process, free_port, spawn, tail
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import LOOPBACK, end_process, free_port, spawn, tail
 from stream.storage.keys import FeedKeys
 from tests.support import hourly
 from tests.support.builders import SLOT

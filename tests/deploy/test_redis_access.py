@@ -14,7 +14,8 @@ import pytest
 import redis
 import trustme
 
-from stream.local import LOOPBACK, REPO_ROOT, end_process, find_redis, free_port, spawn
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import LOOPBACK, end_process, find_redis, free_port, spawn
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.storage.client import redis_client

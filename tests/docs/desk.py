@@ -18,7 +18,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from bench.recordings import path_of_day
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from tests.docs.pages import Block
 
 SECONDS = 300

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 _BLOCK = re.compile(
     r"(?:<!-- test: (?P<how>[^\n]*?) -->\n)?^(?P<indent> "

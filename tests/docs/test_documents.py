@@ -15,7 +15,8 @@ import typer
 from bench.__main__ import BENCHMARKS
 from bench.__main__ import app as benchmarks
 from stream.cli import app
-from stream.local import REPO_ROOT, free_port
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import free_port
 from tests.docs.desk import Desk, small_desk
 from tests.docs.pages import DIRECTIVES, Block, blocks, escaping, pages, spoken
 

@@ -16,7 +16,7 @@ from stream.config import Config, load_config
 from stream.config.privacy import MAX_DELTA
 from stream.config.promise import COMPARATORS, factor, percent, posterior
 from stream.config.public_cells import public_cells
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.statistics.participation.draw import draw_participation, participation_of
 from stream.storage.row_store import ROW
 from stream.terms import Terms

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from dpcore import __version__
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 AUDITS = ("tests/audit", "tests/model")
 QUICK = ("tests/audit/test_participation_audit.py", "tests/audit/test_horizon_audit.py")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import hiredis
 from redis.exceptions import NoScriptError, ResponseError
 
-from stream.local import RedisServer
+from stream.local.server import RedisServer
 
 Command = tuple[Any, ...]
 Content = tuple[tuple[bytes, bytes, Any], ...]

@@ -28,6 +28,7 @@ from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, window_messa
 from stream.protocol import close_process, ledger_check
 from stream.protocol.close_process import CloseReport
 from stream.protocol.publishing import PublishError
+from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.plan import Due, Plan
 from stream.storage.keys import FeedKeys
 from stream.storage.release_store import ReleaseStore
@@ -56,12 +57,14 @@ class Request:
 class SteppedRedis(Redis):
     """A client whose calls are requests. Of the commands of closing only HGETALL needs its answer parsed."""
 
-    def __init__(self, script: Callable[[str], str]) -> None:
+    def __init__(self, register: Callable[[str], None]) -> None:
+        """``register``: tells the server a script before it is asked for."""
         super().__init__()
-        self.script = script
+        self.register = cache(register)
 
     def register_script(self, script: Any) -> Any:
-        return super().register_script(self.script(script))
+        self.register(script)
+        return super().register_script(script)
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         if args[0] == "INFO":
@@ -69,7 +72,7 @@ class SteppedRedis(Redis):
         if args[0] == "TIME":
             return 0, 0
         if args[0] == "EVAL":
-            args = (args[0], self.script(args[1]), *args[2:])
+            self.register(args[1])
         answer = await Request("redis", (args,), single=True)
         return dict(zip(answer[::2], answer[1::2], strict=True)) if args[0] == "HGETALL" else answer
 
@@ -149,15 +152,10 @@ async def _at_once(producer: SteppedPublisher) -> None:
 
 
 @contextmanager
-def seam(redis: SteppedRedis, protocol: type[Any]) -> Iterator[None]:
-    """The shipped closing process with the scheduler's servers and ``protocol``; everything else is as it is
-    shipped."""
+def seam(redis: SteppedRedis) -> Iterator[None]:
+    """The shipped closing process with the scheduler's servers; everything else is as it is shipped."""
     servers = {"redis_client": lambda _: redis, "make_producer": lambda _: SteppedPublisher(), "start_client": _at_once}
-    servers |= {
-        "KafkaPublisher": lambda *_: SteppedPublisher(),
-        "ReleaseProtocol": protocol,
-        "statistics_of": PlainStatistics,
-    }
+    servers |= {"KafkaPublisher": lambda *_: SteppedPublisher(), "statistics_of": PlainStatistics}
     with (
         patch.multiple(close_process, **servers),
         patch.object(ledger_check, "read_markers", lambda *_: Request("markers")),
@@ -277,13 +275,8 @@ def continuation(coroutine: Any) -> Any:
     return tuple(frames)
 
 
-_STATELESS = (Redis, Pipeline, Config, Noise, CoroutineType, FeedKeys, ReleaseStore, RowStore)
-"""Parts that are the same in every worker, with :class:`ReleaseProtocol` and those of this module."""
-
-
-@cache
-def _is_stateless(kind: type) -> bool:
-    return issubclass(kind, _STATELESS) or kind.__name__ == "ReleaseProtocol"
+_STATELESS = (Redis, Pipeline, Config, Noise, CoroutineType, FeedKeys, ReleaseProtocol, ReleaseStore, RowStore)
+"""Parts that are the same in every worker, with those of this module."""
 
 
 _PLAIN = (type(None), int, str, bytes, float, Message)
@@ -305,7 +298,7 @@ def _value(value: Any) -> Any:
             return name_of(value)
         case PlainStatistics() | SteppedPublisher():
             return type(value)
-        case _ if callable(value) or _is_stateless(type(value)):
+        case _ if callable(value) or isinstance(value, _STATELESS):
             return type(value).__name__
         case _ if type(value).__module__.startswith(("stream.", "types")):
             return type(value), _value(vars(value))

@@ -1,16 +1,30 @@
-"""The release protocol as it is shipped, explored in every order of its steps; see :mod:`tests.model`."""
+"""The release protocol as it is shipped, explored in every order of its steps; planted bugs of ``tests/planted_bugs``
+break it."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from stream.local import REPO_ROOT, RedisServer
-from tests.model.__main__ import QUICK
+from stream.local.server import RedisServer
 from tests.model.exploring import explore
 from tests.model.server import StateServer
-from tests.model.variants import BROKEN, BROKEN_SHARED, SHARED, SLOW
-from tests.model.world import world_of
+from tests.model.world import Variant, world_of
 from tests.support.nightly import nightly_but
+
+QUICK = {"crash": Variant(faults=1), "set-back": Variant(set_back=True), "two-windows": Variant(windows=2)}
+FULL = {
+    "two faults": Variant(faults=2),
+    "fault and set-back": Variant(faults=1, set_back=True),
+    "two windows, fault": Variant(windows=2, faults=1),
+    "two windows, set-back": Variant(windows=2, set_back=True),
+    "two feeds": Variant(windows=2, feeds=2),
+}
+BROKEN = {
+    "ledgers apart of feeds with the same users": Variant(windows=2, feeds=2, apart=True),
+    "a look at the close markers of the own feed only": Variant(windows=2, feeds=2, sees_others=False, set_back=True),
+    "Redis forgets a commit that is not published": Variant(set_back=True, forgets_unpublished=True),
+}
+"""The last one is the one loss that is not noticed: docs/known-limits.md."""
 
 
 @pytest.fixture(scope="module")
@@ -19,40 +33,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateServer]:
         yield StateServer(redis)
 
 
-@pytest.mark.parametrize("setting", QUICK, ids=["a crash", "a set-back", "any order"])
+@pytest.mark.parametrize("setting", nightly_but([*QUICK], [*QUICK, *FULL]))
 def test_two_workers_publish_a_window_once_and_charge_before_whoever_fails_when(server, tmp_path, setting):
-    graph = explore(world_of(server, tmp_path, setting))
+    graph = explore(world_of(server, tmp_path, (QUICK | FULL)[setting]))
     assert graph.trace is None, "\n".join(graph.trace)
     assert len(graph.states) > 1_000
 
 
-@pytest.mark.nightly
-def test_two_feeds_of_one_ledger_spend_one_budget_in_every_order_of_their_steps(server, tmp_path):
-    graph = explore(world_of(server, tmp_path, SHARED))
-    assert graph.trace is None, "\n".join(graph.trace)
-    assert len(graph.states) > 1_000
-
-
-@pytest.mark.parametrize(
-    "variant",
-    nightly_but((*BROKEN, BROKEN_SHARED[0], BROKEN_SHARED[2]), (*BROKEN, *BROKEN_SHARED)),
-    ids=lambda of: of.name,
-)
-def test_a_broken_protocol_is_refuted(server, tmp_path, variant):
-    graph = explore(world_of(server, tmp_path, variant))
+@pytest.mark.parametrize("setting", nightly_but([*BROKEN][:1], [*BROKEN]))
+def test_what_breaks_the_guarantee_is_found(server, tmp_path, setting):
+    graph = explore(world_of(server, tmp_path, BROKEN[setting]))
     assert graph.trace is not None
     print("\n".join(graph.trace))
-
-
-def test_a_broken_protocol_differs_from_the_shipped_one():
-    """A text that the code does not contain any more would leave the variant as shipped."""
-    for variant in [*BROKEN, *BROKEN_SHARED, SLOW]:
-        storage = REPO_ROOT / "stream" / "storage"
-        sources = [
-            REPO_ROOT / "stream" / "protocol" / "release_protocol.py",
-            *storage.glob("*.py"),
-            *storage.glob("lua/*"),
-        ]
-        texts = [source.read_text(encoding="utf-8") for source in sources]
-        for old, _ in variant.exchanges:
-            assert sum(text.count(old) for text in texts) == 1, old

@@ -25,7 +25,6 @@ from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
 from tests.model.server import StateServer
 from tests.model.stepping import DRAW, Request, Step, SteppedRedis, Steps, charges_of, name_of, seam
-from tests.model.variants import Variant
 from tests.support.builders import SLOT, bus_config
 
 Part = tuple[int, bool, bytes]
@@ -35,6 +34,21 @@ IDLE = -1
 PARTITION = "bus/0"
 NEVER, MAY, WAS = -3, -2, -1
 """Redis is never set back; it may be, to a state that is yet to come; it was."""
+
+
+class Variant(NamedTuple):
+    """What is explored: ``windows``, ``faults``, whether Redis is ``set_back``, and whether it then
+    ``forgets_unpublished`` commits as well. ``feeds``: each has one of the windows; they share a ledger, or have
+    ledgers ``apart``. ``sees_others``: whether a worker is shown the close markers of the other feed.
+    """
+
+    windows: int = 1
+    faults: int = 0
+    set_back: bool = False
+    forgets_unpublished: bool = False
+    feeds: int = 1
+    apart: bool = False
+    sees_others: bool = True
 
 
 class Body(Marker, frozen=True, kw_only=True):
@@ -132,15 +146,9 @@ class World:
         }
         """Keys that closing never changes once the feed began, so it does not matter when they are read."""
         self.steps, self.topics = Steps(self.configs), dict[frozenset[Part], frozenset[Part]]()
-        self.redis = SteppedRedis(self._script)
-        self.seam = seam(self.redis, variant.protocol())
+        self.redis = SteppedRedis(server.register)
+        self.seam = seam(self.redis)
         self.judge_change, self.judge_topic = cache(self._judge_change), cache(self._judge_topic)
-
-    @cache  # noqa: B019
-    def _script(self, script: str) -> str:
-        altered = self.variant.alter(script)
-        self.server.register(altered)
-        return altered
 
     def initial(self) -> State:
         """Every window is sealed and has a row; the ledger is born; nothing is planned."""

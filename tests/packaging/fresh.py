@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 SOURCES = {"hexveil": REPO_ROOT, "hexveil_dpcore": REPO_ROOT / "dpcore"}
 """Where each distribution is built."""

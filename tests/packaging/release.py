@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import dpcore
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 SECTION = re.compile(r"(?m)^## \[(?P<name>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?$")
 """Heading of a version in a changelog by Keep a Changelog."""

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from tests.docs.pages import blocks
 from tests.packaging.fresh import archive, run
 

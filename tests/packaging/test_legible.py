@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import dpcore
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from tests.packaging.release import SECTION, problems
 
 MOST_LINES_OF_A_FILE = 460

@@ -17,7 +17,8 @@ import pytest
 
 from dpcore import __version__
 from stream.cli import SUBJECTS
-from stream.local import REPO_ROOT, free_port, kafka_jars
+from stream.local.kafka import REPO_ROOT, kafka_jars
+from stream.local.server import free_port
 from tests.packaging.fresh import archive, clean
 
 pytestmark = pytest.mark.nightly

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from tests.planted_bugs.bugs import Bug
 
 PASSED = "passed"

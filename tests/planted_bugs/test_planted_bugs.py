@@ -4,7 +4,7 @@ planted-bugs``.
 
 import pytest
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from tests.planted_bugs.bugs import BUGS, QUICK
 from tests.planted_bugs.planting import PARTS, copy_tree, noticed
 

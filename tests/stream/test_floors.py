@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from stream.config import Config
 from stream.config.loading import fields_of, section_of
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 FLOORS = (
     {"config", "windows", "messages", "http_server", "metrics", "local", "logs", "servers", "terms"},

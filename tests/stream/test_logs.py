@@ -23,7 +23,8 @@ from aiokafka.errors import KafkaConnectionError
 
 from stream.config.servers import KafkaConfig
 from stream.http_server import BoundedRunner
-from stream.local import LOOPBACK, REPO_ROOT
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import LOOPBACK
 from stream.logs import QUIET_SECONDS, REPEAT_SECONDS, Repeats
 from stream.protocol.publishing import make_producer
 from stream.servers import connection

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stream.ingestion.pseudonyms import Pseudonyms
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.messages.message import OUTPUT_TOPICS, digest, schema, window_message
 from stream.statistics.plan import decode_plan, encode_plan
 from stream.storage.keys import FeedKeys

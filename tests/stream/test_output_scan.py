@@ -18,7 +18,7 @@ from stream.app.worker import Worker
 from stream.config import Config
 from stream.config.histogram import MECHANISMS
 from stream.evaluation.evaluate import with_speed
-from stream.local import KafkaServer
+from stream.local.kafka import KafkaServer
 from stream.messages.message import REJECTED, WINDOW
 from stream.storage.keys import FeedKeys
 from tests.support.builders import riders_config, zcdp_config

@@ -5,6 +5,7 @@ from datetime import date, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
+import h3
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from dpcore.spatial import Domain
 from dpcore.spatial.domain import DomainError
 from stream.config.section import BoundingBox
+from stream.messages.cells import Cell
 from stream.messages.range_query import RangeError, parse_box
-from stream.serve.hexagons import within
+from stream.serve.hexagons import _wanted
 from stream.windows import PartitionTime, Period, Slotting, SpanError, Window, read_through, watermark
 from tests.support.counting_calls import calls_in
 from tests.support.nightly import nightly
@@ -221,5 +223,6 @@ def test_a_range_may_lie_across_the_meridian_and_one_without_width_is_none():
     assert parse_box("177,-18,-179,-16") == (177, -18, -179, -16)
     with pytest.raises(RangeError, match="is not a box"):
         parse_box("177,-18,177,-16")
-    assert within((177, -18, -179, -16), -17, -179.5)
-    assert not within((177, -18, -179, -16), -17, 0)
+    inside, outside = (Cell(h3.latlng_to_cell(-17, lng, 7), "published", 1) for lng in (-179.5, 0))
+    assert _wanted(inside, (177, -18, -179, -16), None)
+    assert not _wanted(outside, (177, -18, -179, -16), None)

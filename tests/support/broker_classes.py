@@ -10,7 +10,8 @@ import select
 import signal
 from pathlib import Path
 
-from stream.local import REPO_ROOT, KafkaServer, StartError
+from stream.local.kafka import REPO_ROOT, KafkaServer
+from stream.local.server import StartError
 
 ARCHIVE = REPO_ROOT / ".local" / "kafka" / "classes.jsa"
 STOP_SECONDS = 60.0

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from stream.config import Config
 from stream.ingestion.pseudonyms import load_user_key
-from stream.local import RedisServer
+from stream.local.server import RedisServer
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.protocol import close_process

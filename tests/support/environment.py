@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 
 
 def write_secret(file: Path, content: str | bytes) -> Path:

@@ -22,7 +22,8 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from stream.local import REPO_ROOT, die_with_parent, tail
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import die_with_parent, tail
 
 CLIENT = Path(__file__).with_name("forked.py")
 START_SECONDS = 120.0

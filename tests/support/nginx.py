@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stream.local import LOOPBACK, REPO_ROOT, free_port
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import LOOPBACK, free_port
 
 
 def program_of(name: str) -> str | None:

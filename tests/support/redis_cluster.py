@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 
 import redis
 
-from stream.local import LOOPBACK, end_process, find_redis, free_port, spawn
+from stream.local.server import LOOPBACK, end_process, find_redis, free_port, spawn
 from tests.support.environment import write_secret
 
 MASTERS = 3

@@ -9,7 +9,7 @@ import numpy as np
 from redis.asyncio import Redis
 
 from stream.config import Config
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.statistics.plan import Plan, decode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import h3
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from stream.config import ConfigError
 from stream.config.geojson import Polygon, by_number, polygons_of, shown
 from stream.messages.shapes import centre_of
@@ -114,7 +114,7 @@ class Corridor:
 Area = PolygonArea | Corridor
 
 
-def _edges(ring: list[tuple[float, float]]) -> npt.NDArray[np.float64]:
+def _edges(ring: list[tuple[float, float]]) -> FloatArray:
     """Edges (n, 4) of a ring, closed if it is not: longitude and latitude of both ends."""
     points = np.array(_closed(ring))
     return np.hstack([points[:-1], points[1:]])
@@ -124,7 +124,7 @@ def _closed(ring: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return ring if ring[0] == ring[-1] else [*ring, ring[0]]
 
 
-def _crossings(centres: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def _crossings(centres: FloatArray, edges: FloatArray) -> IntArray:
     """How many ``edges`` a line eastward from each of ``centres`` (latitude, longitude) crosses."""
     lat, lng = centres[:, :1], centres[:, 1:]
     lng0, lat0, lng1, lat1 = edges.T

@@ -13,9 +13,9 @@ from pathlib import Path
 import structlog
 
 from stream.messages.lines import MAX_LINE, LineError, read_line
-from stream.messages.message import OUTPUT_TOPICS, WINDOW
+from stream.messages.message import OUTPUT_TOPICS, RELEASE_TOPICS, WINDOW
 from stream.serve.reading.intake import Arrival, Intake
-from stream.serve.received import TOPICS, received
+from stream.serve.received import received
 
 log = structlog.get_logger()
 
@@ -193,7 +193,7 @@ class FileSource:
             except LineError as error:
                 refusals, reason = refusals + 1, reason or str(error)
                 continue
-            if line.topic in TOPICS or line.topic not in OUTPUT_TOPICS:
+            if line.topic in RELEASE_TOPICS or line.topic not in OUTPUT_TOPICS:
                 number = self._markers + 1
                 self._markers += line.topic == WINDOW
                 arrivals.append(Arrival(line.topic, line.ce_id, bytes(line.value), number))

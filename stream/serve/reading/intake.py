@@ -8,9 +8,8 @@ become complete in the order of their markers, which is the same for every reade
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -20,11 +19,11 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from stream.config.servers import KafkaConfig
-from stream.messages.message import WINDOW
+from stream.messages.message import RELEASE_TOPICS, WINDOW
 from stream.serve.metrics import PublicMetrics
-from stream.serve.received import TOPICS, Received, received
+from stream.serve.received import Received, received
 from stream.serve.window_store import Outcome, View, WindowView
-from stream.servers.connection import kafka_options, start_client
+from stream.servers.connection import reading
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -82,15 +81,15 @@ class Intake:
             self._metrics.invalid.inc()
         elif outcome == "duplicate":
             self._metrics.duplicate.inc()
-        elif outcome == "taken" and message is not None and (window := self.view.full(message)):
-            cells = await self.in_thread(WindowView.agreeing, window)
-            if cells is not None:
-                self._complete(window, cells)
+        elif outcome == "taken" and message is not None:
+            window = self.view.full(message)
+            if window is not None and await self.in_thread(WindowView.agrees, window):
+                self._complete(window)
                 return "completed"
         return outcome
 
-    def _complete(self, window: WindowView, cells: list[bytes]) -> None:
-        self.view.finish(window, cells)
+    def _complete(self, window: WindowView) -> None:
+        self.view.finish(window)
         self._metrics.windows.inc()
         if (span := self.view.span(self._feed)) is not None:
             newest = self.view.windows[self._feed, span[1]]
@@ -162,31 +161,19 @@ class TopicSource:
     async def _read(self, intake: Intake) -> None:
         # A broker answers a connection's requests one after the other, and a fetch that finds nothing takes it half a
         # second. So positions are asked for by a client that never fetches, and each part is fetched by one of its own.
-        async with self._client() as asking:
+        async with reading(self._kafka) as asking:
             await asking._client.force_metadata_update()
-            numbers = {topic: asking.partitions_for_topic(topic) or set() for topic in TOPICS}
+            numbers = {topic: asking.partitions_for_topic(topic) or set() for topic in RELEASE_TOPICS}
             problem = _problem(numbers)
             if problem is not None:
                 log.warning("topics unusable", reason=problem)
                 return
-            partitions = [TopicPartition(topic, number) for topic in TOPICS for number in numbers[topic]]
-            async with self._client() as consumer:
+            partitions = [TopicPartition(topic, number) for topic in RELEASE_TOPICS for number in numbers[topic]]
+            async with reading(self._kafka) as consumer:
                 reached = await _markers(intake, consumer, asking)
-            async with self._client() as consumer:
+            async with reading(self._kafka) as consumer:
                 await _start(intake, consumer, asking, partitions, reached)
                 await _follow(intake, consumer, asking, partitions)
-
-    @asynccontextmanager
-    async def _client(self) -> AsyncIterator[AIOKafkaConsumer]:
-        # If retention overtakes the reader, it continues with the oldest message that exists, not with the newest.
-        consumer = AIOKafkaConsumer(
-            **kafka_options(self._kafka), enable_auto_commit=False, group_id=None, auto_offset_reset="earliest"
-        )
-        await start_client(consumer)
-        try:
-            yield consumer
-        finally:
-            await consumer.stop()
 
 
 async def _markers(intake: Intake, consumer: AIOKafkaConsumer, asking: AIOKafkaConsumer) -> int:

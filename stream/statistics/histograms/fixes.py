@@ -39,7 +39,7 @@ def in_degrees(lat: IntArray, lng: IntArray) -> FloatArray:
     return np.asarray(np.column_stack([lat, lng]) * DEGREES, dtype=np.float64)
 
 
-def same_as_before(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def same_as_before(*columns: npt.NDArray[Any]) -> BoolArray:
     """Whether each of the sorted rows, (n,), repeats the row before in all ``columns``."""
     same = np.zeros(len(columns[0]), dtype=bool)
     same[1:] = np.logical_and.reduce([column[1:] == column[:-1] for column in columns])

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.allocation import Allocation, Sensitivities, allocate, stack, uniform_allocation
-from dpcore.arrays import FloatArray, IntArray
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.cdf import ONE_SIDED
 from dpcore.contributions import Counts
 from dpcore.errors import BudgetError
@@ -261,7 +260,7 @@ def plan_values(
     chosen, decision = min(
         ((name, decide(public, retained)) for name, retained in proposals.items()), key=lambda one: one[1].error
     )
-    most = _most_cells(counts, admitted), _most_cells(counts, decision.retained)
+    most = counts.most_cells(admitted), counts.most_cells(decision.retained)
     charges = decision.charges if terms.histogram is None else np.where(admits, terms.privacy.grant + asked, 0)
     return Plan(
         due=due,
@@ -291,7 +290,7 @@ LEAST = 1000
 """µε that a rolling grant has for each cell of a user who takes part; with less they would inflate the noise of all."""
 
 
-def _granted(counts: Counts, due: Due, left: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+def _granted(counts: Counts, due: Due, left: IntArray) -> tuple[IntArray, BoolArray]:
     """(What each user may lose in the window, at least 1; whether they take part), (L,) each."""
     privacy = due.terms.privacy
     if not privacy.rolling:
@@ -333,11 +332,6 @@ def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray
     """``samples`` with every pair of a cell below ``min_users`` contributors set to 0: a public rule on counts."""
     contributors = counts.by_cell((samples > 0).astype(np.int64))
     return np.where(contributors[counts.pair_cell] >= min_users, samples, 0)
-
-
-def _most_cells(counts: Counts, samples: IntArray) -> int:
-    """Most cells in which one user has ``samples`` (P,)."""
-    return int(np.bincount(counts.pair_user[samples > 0]).max(initial=0))
 
 
 def _proposals(public: PublicWindow) -> tuple[dict[str, IntArray], tuple[str, ...]]:

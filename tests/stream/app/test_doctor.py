@@ -19,7 +19,7 @@ from stream.app.worker import page
 from stream.cli import app
 from stream.config import Config
 from stream.ingestion.bounded import MAX_FETCH_BYTES
-from stream.local import free_port
+from stream.local.server import free_port
 from stream.messages.topics import INPUT_SETTINGS
 from stream.metrics import OperatorMetrics
 from tests.support import hourly

@@ -34,7 +34,8 @@ from stream.app.services import Closing, Publishing, WorkProcess
 from stream.app.worker import Worker
 from stream.config import Config, load_config
 from stream.config.public_cells import public_cells
-from stream.local import LOOPBACK, KafkaServer, RedisServer, free_port
+from stream.local.kafka import KafkaServer
+from stream.local.server import LOOPBACK, RedisServer, free_port
 from stream.logs import QUIET_SECONDS
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 from stream.messages.topics import create_topics

@@ -26,7 +26,7 @@ from stream.config import Config, load_config
 from stream.config.promise import DAYS, bounds, factor, one_day_among_others, percent, posterior
 from stream.evaluation.leading import TrialOutcome, Want
 from stream.evaluation.tuning import EPSILONS, Setting, Trial
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.messages.topics import KEPT_PERIODS, kept, topic_plans
 from tests.support import hourly
 from tests.support.builders import SLOT, riders_config, zcdp_config

@@ -22,7 +22,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.cli.demo import Feeding, Setup
 from stream.cli.demo_view import DemoWindow, Releases, report
 from stream.cli.options import choose_config, load_to_release
-from stream.local import RedisServer
+from stream.local.server import RedisServer
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 from tests.stream.serve.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS
 from tests.support.environment import fetched

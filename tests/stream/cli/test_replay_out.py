@@ -17,7 +17,7 @@ import pytest
 from pyarrow import parquet
 
 from stream.config import load_config
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.messages.lines import ReleaseFileError, release_file
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message
 from stream.offline import LinePublisher

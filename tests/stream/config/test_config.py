@@ -34,7 +34,7 @@ from stream.config.loading import keys, problems
 from stream.config.rewriting import rewritten, toml
 from stream.config.servers import redacted
 from stream.ingestion.pseudonyms import existing_user_key, load_user_key
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.serve.alerts.watching import signing_secret
 from stream.serve.received import received

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.diagnosis.inspection import configuration
 from stream.diagnosis.reading import InspectionError
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from tests.stream.sources.agency import feed_message
 from tests.support.inspecting import inspected
 

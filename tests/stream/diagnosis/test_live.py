@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from stream.config import Config
 from stream.diagnosis.live import FeedDoubts
 from stream.ingestion.decoding import Batch, Decoder
-from stream.local import free_port
+from stream.local.server import free_port
 from stream.messages.topics import create_topics
 from tests.support import hourly
 from tests.support.builders import bus_config

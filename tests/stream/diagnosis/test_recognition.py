@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from tests.support.builders import SLOT
 
 BUS, RIDERS = (str(REPO_ROOT / "config" / name) for name in ("bus-fleet.toml", "riders-live.toml"))

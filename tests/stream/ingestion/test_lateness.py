@@ -28,7 +28,7 @@ from stream.ingestion import unpacking
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
 from stream.ingestion.bounded import MAX_GATHERED_BYTES, BoundedConsumer
 from stream.ingestion.unpacking import MAX_BATCH_BYTES, BatchTooLargeError
-from stream.local import RedisServer
+from stream.local.server import RedisServer
 from stream.messages.topics import INPUT_SETTINGS
 from stream.storage.row_store import RowStore
 from stream.windows import read_through, watermark

@@ -29,7 +29,8 @@ from bench.faults.site import brokers
 from stream.config.servers import KafkaConfig
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.ingestion.log_ends import log_ends
-from stream.local import KafkaServer, RedisServer
+from stream.local.kafka import KafkaServer
+from stream.local.server import RedisServer
 from stream.messages.message import WINDOW
 from stream.messages.topics import INPUT_SETTINGS
 from stream.protocol.markers import read_markers

@@ -21,7 +21,7 @@ import pytest
 import shapely
 from pyarrow import parquet
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.messages.cells import Cell
 from stream.messages.lines import line_of
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, WINDOW, Message, digest, schema, window_message

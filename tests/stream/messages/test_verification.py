@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from stream.config import Config
 from stream.config.servers import KafkaConfig
-from stream.local import RedisServer
+from stream.local.server import RedisServer
 from stream.messages.chain import Signer, SigningKeyError, decode_link, encode_link, load_public, new_signer
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics

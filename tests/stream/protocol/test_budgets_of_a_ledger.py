@@ -19,7 +19,7 @@ from stream.app.worker import Worker
 from stream.config import Config, load_config
 from stream.config.privacy import PrivacyConfig
 from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint
-from stream.local import free_port
+from stream.local.server import free_port
 from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.protocol.release_protocol import NOBODY
 from stream.storage.keys import FeedKeys, PartKeys

@@ -26,7 +26,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from stream.app.doctor import retention_finding
 from stream.config import Config
 from stream.config.servers import KafkaConfig
-from stream.local import RedisServer, free_port
+from stream.local.server import RedisServer, free_port
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest
 from stream.messages.topics import create_topics
 from stream.protocol import close_process, markers, publishing

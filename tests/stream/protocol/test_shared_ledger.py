@@ -20,8 +20,8 @@ from stream.app.doctor import ledger_finding
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.ingestion.pseudonyms import load_user_key
-from stream.local import KafkaServer, RedisServer
-from stream.local.kafka import write_identity
+from stream.local.kafka import KafkaServer, write_identity
+from stream.local.server import RedisServer
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.offline import claim_feed, replay_offline

@@ -24,7 +24,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from stream.config import Config, ConfigError, load_config
 from stream.config.alerts import AlertRule, WebhookConfig
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.messages.message import Message
 from stream.serve.alerts import watching as delivering
 from stream.serve.alerts.rules import Alert, Judged, Usual, alerts

@@ -20,7 +20,7 @@ import pytest
 from aiohttp import ClientSession, TCPConnector
 from aiohttp.test_utils import TestClient, TestServer
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, validator
 from stream.messages.range_query import MAX_CELLS
 from stream.serve import hexagons, histograms, sending

@@ -20,7 +20,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from stream.config import Config
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.serve.static_files import check_basemap
 from tests.docs.pages import blocks
 from tests.stream.serve.browser import (

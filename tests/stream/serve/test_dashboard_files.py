@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.serve.api import make_app
 from stream.serve.static_files import BasemapError, check_basemap, read_assets
 from tests.support import hourly

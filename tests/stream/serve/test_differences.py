@@ -61,12 +61,11 @@ KINDS: list[Callable[[np.random.Generator, FloatArray], Pair]] = [another_day, g
 
 class Counts(NamedTuple):
     """Of each window (W,): clear cells that differ, that do not, and of how many of both the error misses the true
-    difference: the stated one, and that of the cell's own noise."""
+    difference."""
 
     right: FloatArray
     wrong: FloatArray
     missed: FloatArray
-    by_own_noise: FloatArray
 
     def exceeds(self, cells: FloatArray) -> bool:
         """Whether these cells are on average more than :data:`FALSE_SHARE` of the clear ones, beyond chance."""
@@ -81,9 +80,8 @@ def simulated(kind: Callable[..., Pair], shift: float, windows: int = WINDOWS) -
     for _ in range(windows):
         now, then = kind(rng, shift * differs)
         error, clear = verdicts(now, then)
-        own = np.where(now.laplace | then.laplace, LAPLACE, NORMAL) * np.hypot(now.deviation, then.deviation)
         off = np.abs(now.value - then.value - shift * differs)
-        rows.append([(clear & part).sum() for part in (differs, ~differs, off > error, off > own)])
+        rows.append([(clear & part).sum() for part in (differs, ~differs, off > error)])
     return Counts(*np.array(rows, dtype=float).T)
 
 
@@ -94,15 +92,6 @@ def test_at_most_one_in_twenty_of_the_clear_cells_does_not_differ_and_as_few_err
     counts = simulated(kind, shift)
     assert not counts.exceeds(counts.wrong)
     assert not counts.exceeds(counts.missed)
-
-
-def test_without_the_correction_more_do_not_differ_and_the_errors_of_their_own_noise_miss_more(monkeypatch):
-    counts = simulated(another_day, 4)
-    assert counts.exceeds(counts.by_own_noise)
-    monkeypatch.setattr(differences, "clear_level", lambda *_: FALSE_SHARE)
-    for shift in (0, 4):
-        counts = simulated(another_day, shift, 100)
-        assert counts.exceeds(counts.wrong)
 
 
 @pytest.mark.parametrize(("kind", "least"), [(another_day, 0.75), (gaussian, 0.95)])

@@ -20,7 +20,8 @@ import pyogrio
 import pytest
 from aiohttp.test_utils import TestClient
 
-from stream.local import REPO_ROOT, free_port
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import free_port
 from stream.messages.lines import MAX_LINE, line_of
 from stream.messages.message import Message, rejected_message
 from stream.serve.api import SERVICE

@@ -160,13 +160,13 @@ async def test_an_answer_from_before_a_window_is_complete_has_another_tag_than_t
     tmp_path, monkeypatch
 ):
     """All messages of the window are there, but its digest is not checked before the event is set."""
-    checked, agreeing = threading.Event(), WindowView.agreeing
+    checked, agrees = threading.Event(), WindowView.agrees
 
-    def later(self: WindowView) -> list[bytes] | None:
+    def later(self: WindowView) -> bool:
         checked.wait(60)
-        return agreeing(self)
+        return agrees(self)
 
-    monkeypatch.setattr(WindowView, "agreeing", later)
+    monkeypatch.setattr(WindowView, "agrees", later)
     config = city_config(tmp_path, **city_files(tmp_path))
     append(tmp_path / "releases.ndjson", window(config, 0))
     source = FileSource(tmp_path / "releases.ndjson")

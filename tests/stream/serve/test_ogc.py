@@ -21,7 +21,7 @@ from aiohttp.test_utils import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.messages.lines import line_of
 from stream.messages.shapes import ring_of
 from stream.serve.ogc import features as ogc

@@ -22,7 +22,8 @@ from aiohttp.typedefs import Handler
 from aiokafka.admin import AIOKafkaAdminClient
 
 from stream.config import ConfigError
-from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, free_port
+from stream.local.kafka import REPO_ROOT, KafkaServer
+from stream.local.server import LOOPBACK, free_port
 from stream.serve.api import SERVICE, make_app
 from stream.serve.guards import worth_a_log
 from stream.serve.reading.files import FileSource

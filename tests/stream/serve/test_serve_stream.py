@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench import sse
 from stream.config import Config
 from stream.http_server import allow_files
-from stream.local import REPO_ROOT, KafkaServer
+from stream.local.kafka import REPO_ROOT, KafkaServer
 from stream.messages.topics import create_topics
 from stream.serve import broadcast
 from stream.serve.api import SERVICE, make_app

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config.feed import FeedConfig, SpeedSource
-from stream.local import LOOPBACK
+from stream.local.server import LOOPBACK
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
 from stream.sources.vehicle_positions import GtfsRealtime

@@ -30,7 +30,7 @@ from stream.diagnosis.reading import ageless, read_recording
 from stream.ingestion.decoding import REASONS, Batch, Decoder, Reason
 from stream.ingestion.formats import user_identity
 from stream.ingestion.pseudonyms import load_user_key
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.sources import derived_events
 from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.derived_speed import CAP_KMH, FROZEN_S, LEAST_S, MOST_S, SpeedDerivation

@@ -20,7 +20,7 @@ from google.transit import gtfs_realtime_pb2
 from structlog.testing import capture_logs
 
 from stream.cli.feeding import live_speed_note
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.sources import snapshot_events, timestamps
 from stream.sources.polling import FetchError, FileSink, Poller, PollSettings, backed_off, poll
 from stream.sources.snapshots import SnapshotError

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config.feed import FeedConfig
-from stream.local import LOOPBACK, free_port
+from stream.local.server import LOOPBACK, free_port
 from stream.sources import mqtt
 from stream.sources.hfp import LARGEST_MESSAGE, HighFrequencyPositions, Publication, vehicle_of
 from stream.sources.mqtt import Broker, Following

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config import Config
 from stream.config.servers import KafkaConfig
-from stream.local import LOOPBACK, REPO_ROOT, free_port
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import LOOPBACK, free_port
 from stream.sources.delivery import KafkaSender, Pacer, Progress, deliver
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages

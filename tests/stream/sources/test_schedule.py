@@ -18,7 +18,7 @@ from stream.cli import app
 from stream.config import load_config
 from stream.config.public_cells import public_cells
 from stream.config.section import BoundingBox
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.serve.city.places import read_places
 from stream.sources import schedule, timetable
 from stream.sources.live_city import invented_schedule

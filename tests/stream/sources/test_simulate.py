@@ -22,7 +22,7 @@ from stream.cli.demo_view import CITY
 from stream.config import load_config
 from stream.config.feed import FeedConfig
 from stream.config.section import BoundingBox
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.serve.city.city import read_streets
 from stream.sources.live_city import LiveCity, Truth, crossing, invented_schedule, streets
 from stream.sources.network import site_in

@@ -17,7 +17,7 @@ from dpcore.suppression import MAX_EVALUATIONS, Suppression, sweep_chop_user
 from stream.config import Config, ConfigError, load_config
 from stream.diagnosis.reading import ageless
 from stream.ingestion.decoding import REASONS, Decoder
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.messages.message import WINDOW
 from stream.offline import replay_offline
 from stream.protocol.release_protocol import statistics_of

@@ -21,7 +21,8 @@ from redis.exceptions import AuthenticationError, RedisError
 from stream.app.doctor import examine
 from stream.app.worker import Worker
 from stream.config import Config
-from stream.local import LOOPBACK, REPO_ROOT, free_port
+from stream.local.kafka import REPO_ROOT
+from stream.local.server import LOOPBACK, free_port
 from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.storage import client as clients
 from stream.storage.client import each, redis_client

@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, ResponseError
 
-from stream.local import RedisServer, end_process, find_redis, spawn
+from stream.local.server import RedisServer, end_process, find_redis, spawn
 from stream.statistics.plan import PlanError
 from stream.statistics.window_rows import WindowRows
 from stream.storage.keys import FeedKeys, PartKeys

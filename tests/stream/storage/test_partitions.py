@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from stream.app.services import Retiring
 from stream.app.worker import Worker
 from stream.cli import app
-from stream.local import REPO_ROOT
+from stream.local.kafka import REPO_ROOT
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, RetiredError
 from stream.storage.retirement import Retirement

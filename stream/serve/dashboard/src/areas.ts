@@ -144,7 +144,7 @@ export class Areas {
   }
 
   private typed(corners: Position[]): void {
-    this.drawing.replace(corners);
+    this.drawing.corners = corners;
     this.shape(corners);
   }
 

@@ -22,7 +22,8 @@ const SAME = 1e-5;
 export class Drawing {
   form: Form = 'box';
   private from: { x: number; y: number } | null = null;
-  private corners: Position[] = [];
+  /** Corners of the polygon, as they were drawn or typed. */
+  corners: Position[] = [];
   private readonly layer = byId('drawing');
   private readonly shape = make('div', { class: 'rubber' });
 
@@ -63,11 +64,6 @@ export class Drawing {
     if (Math.abs(lng - lastLng!) < SAME && Math.abs(lat - lastLat!) < SAME) return;
     this.corners = [...this.corners, [lng, lat]];
     this.strokes.corners(this.corners, false);
-  }
-
-  /** The corners as they were typed. */
-  replace(corners: Position[]): void {
-    this.corners = corners;
   }
 
   private place(event: PointerEvent): { x: number; y: number } {

@@ -6,14 +6,12 @@ import { overText, parseOver } from './over';
 import type { Box, Over } from './types';
 
 /** A start as messages write it. */
-function parseWindow(text: string): string | undefined {
-  return /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$/.test(text) && !Number.isNaN(Date.parse(text)) ? text : undefined;
-}
+const isStart = (text: string) => /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$/.test(text) && !Number.isNaN(Date.parse(text));
 
 /** A date of the calendar. */
-function parseDay(text: string): string | undefined {
+function isDay(text: string): boolean {
   const time = /^\d{4}-\d\d-\d\d$/.test(text) ? Date.parse(`${text}T00:00:00Z`) : NaN;
-  return !Number.isNaN(time) && new Date(time).toISOString().startsWith(text) && !text.startsWith('0000') ? text : undefined;
+  return !Number.isNaN(time) && new Date(time).toISOString().startsWith(text) && !text.startsWith('0000');
 }
 
 /** Bounds in degrees; of more than five decimals, the nearest. */
@@ -41,16 +39,16 @@ const matching = (isRight: (text: string) => boolean) => (text: string) => (isRi
 /** What reads the text of each field; `from` and `to` are the range of windows to play, `day` the local date to compare with. */
 const FIELDS = {
   feed: matching((text) => /^[a-z][a-z0-9-]{0,31}$/.test(text)),
-  window: parseWindow,
-  from: parseWindow,
-  to: parseWindow,
+  window: matching(isStart),
+  from: matching(isStart),
+  to: matching(isStart),
   cell: matching(isValidCell),
   lines: oneOf('on', 'off'),
   hexagons: oneOf('on'),
   heat: oneOf('on'),
   statistic: oneOf('mean', 'moving', 'p50', 'p85', 'spread'),
   colours: oneOf('now', 'typical', 'difference', 'day', 'scheduled'),
-  day: parseDay,
+  day: matching(isDay),
   large: oneOf('on'),
   values: oneOf('estimate', 'raw'),
 };

@@ -115,16 +115,9 @@ function plain(kmh: number): string {
   return decimals(tenths / 10, tenths % 10 ? 1 : 0);
 }
 
-/** Index of the class that holds `value`. */
-export function classOf(value: number, breaks: number[]): number {
-  let index = 0;
-  while (index < breaks.length && value >= breaks[index]!) index += 1;
-  return index;
-}
-
 /** Class of the value, and how many classes its interval touches: all of them where it is known to miss, or there is none. */
 export function classify(now: Shown, breaks: number[], reference: number): { index: number; spans: number } {
-  const at = (value: number) => classOf(value / reference, breaks);
+  const at = (value: number) => breaks.reduce((index, end) => index + Number(value / reference >= end), 0);
   return { index: at(now.value), spans: now.outside || now.unbounded ? breaks.length + 1 : at(now.high) - at(now.low) + 1 };
 }
 
