@@ -70,19 +70,6 @@ def test_each_alert_fires_on_its_fault_and_only_then(promtool, repo_root):
     _run(promtool, "test", "rules", "alerts_test.yml", cwd=repo_root / "tests/deploy")
 
 
-@pytest.mark.nightly
-def test_a_rule_that_never_fires_fails_its_test(promtool, repo_root, tmp_path):
-    (tmp_path / "config/prometheus").mkdir(parents=True)
-    (tmp_path / "tests/deploy").mkdir(parents=True)
-    rules = (repo_root / "config/prometheus/alerts.yml").read_text()
-    planted = rules.replace("max(hexveil_outbox_windows) > 0", "max(hexveil_outbox_windows) > 300")
-    assert planted != rules
-    (tmp_path / "config/prometheus/alerts.yml").write_text(planted)
-    shutil.copy(repo_root / "tests/deploy/alerts_test.yml", tmp_path / "tests/deploy")
-    with pytest.raises(AssertionError, match="OutboxBacklog"):
-        _run(promtool, "test", "rules", "alerts_test.yml", cwd=tmp_path / "tests/deploy")
-
-
 def test_every_alert_links_a_section_of_the_runbooks_and_is_tested(repo_root):
     sections = set(re.findall(r"^## (\w+)$", (repo_root / "docs/runbooks.md").read_text(), re.MULTILINE))
     tested = (repo_root / "tests/deploy/alerts_test.yml").read_text()

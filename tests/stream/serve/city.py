@@ -10,7 +10,7 @@ import numpy as np
 
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.messages.message import Message
+from stream.messages.message import Message, digest
 from stream.statistics.merging import by_planned_cells
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config
@@ -73,6 +73,12 @@ def remembered(config: Config, *cities: Mapping[str, Cell]) -> list[Message]:
         made, memory = build_messages(plan, by_planned_cells(plan, contributions), noise, memory)
         messages += made
     return messages
+
+
+def closed(before: Sequence[Message], marker: Message, **changes: Any) -> list[Message]:
+    """The window with these messages and a marker that counts them."""
+    counted = {"messages": len(before), "digest": digest(message.value for message in before)}
+    return [*before, marker._replace(value=json.dumps(json.loads(marker.value) | counted | changes).encode())]
 
 
 def bodies(messages: Sequence[Message]) -> dict[str, dict[str, Any]]:

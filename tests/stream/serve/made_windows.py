@@ -13,11 +13,12 @@ import numpy as np
 
 from dpcore.noise import Noise
 from dpcore.spatial import HTF, AdaptiveGrid, Domain, UniformGrid
-from stream.messages.message import SPATIAL_HISTOGRAM, WINDOW, Message, digest, schema, window_message
+from stream.messages.message import SPATIAL_HISTOGRAM, Message, digest, schema, window_message
 from stream.serve.metrics import PublicMetrics
 from stream.serve.reading.intake import Arrival, Intake
 from stream.serve.window_store import Outcome, View
 from stream.windows import Window
+from tests.stream.serve.city import closed
 from tests.stream.serve.serving import released
 from tests.support.builders import SLOT
 
@@ -74,9 +75,7 @@ def with_histograms(tmp_path: Path, **overrides: Any) -> tuple[list[Message], di
     feed = json.loads(marker.value)["feed"]
     histograms = {name: histogram_message(feed, name) for name in MECHANISMS}
     before = [*cells, *(histograms[name] for name in sorted(histograms))]
-    body = json.loads(marker.value) | {"messages": len(before), "digest": digest(message.value for message in before)}
-    closing = window_message(WINDOW, feed, Window(SLOT, SLOT + 3600), "close", feed, body)
-    return [*before, closing], histograms
+    return closed(before, marker), histograms
 
 
 def windows_of(tmp_path: Path, count: int, **overrides: Any) -> list[list[Message]]:

@@ -21,18 +21,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image
 
 from stream.config import Config, load_config
-from stream.serve.api import make_app
-from stream.serve.reading.files import FileSource
 from stream.sources.live_city import crossing
 from stream.sources.live_city import streets as invented
 from stream.sources.network import Network, site_in
 from stream.sources.simulate import Simulation, simulated_fleet
 from tests.stream.serve.browser import LAPTOP, PHONE, chromium, opened, place_of
-from tests.stream.serve.serving import origin_of, ready
+from tests.stream.serve.serving import origin_of, serving_file
 from tests.stream.sources.made_schedules import zipped
 
 CONFIG = Path("config/bus-fleet.toml")
@@ -165,9 +162,7 @@ async def take(made: City, folder: Path) -> None:
         day = (datetime.fromisoformat(newest) - timedelta(days=1)).date().isoformat()
         last = [body for body in bodies if "cell" in body and body["window"]["end"] == newest]
         busiest = max(last, key=lambda body: body["users"])["cell"]
-        app = make_app(made.config, None, FileSource(releases))
-        async with TestClient(TestServer(app)) as client, chromium() as browser:
-            await ready(client)
+        async with serving_file(made.config, releases) as client, chromium() as browser:
             for picture in (picture for picture in PICTURES if picture.releases == kind):
                 place = "#" + picture.place.format(day=day)
                 options: dict[str, Any] = {"size": picture.size, "color_scheme": picture.theme, "clock": clock}

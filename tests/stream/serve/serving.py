@@ -21,7 +21,7 @@ from stream.messages.topics import create_topics
 from stream.protocol.publishing import make_producer
 from stream.serve.api import make_app
 from stream.serve.reading.files import FileSource
-from tests.stream.serve.browser import opened
+from tests.stream.serve.browser import box_of, opened
 from tests.support.builders import bus_config, random_rows
 from tests.support.releasing import build_messages, planned
 
@@ -156,8 +156,7 @@ CARDS = """() => ['controls', 'details'].map((id) => document.getElementById(id)
 
 async def in_sight(page: Page, pixels: Iterable[tuple[float, float]]) -> list[bool]:
     """Of each whether it is on the map and under no card."""
-    frame = await page.locator("#map").bounding_box()
-    assert frame is not None
+    frame = await box_of(page.locator("#map"))
     cards = await page.evaluate(CARDS)
     return [
         0 <= x - frame["x"] <= frame["width"]
@@ -174,3 +173,10 @@ async def page_of(
     """The dashboard over these messages."""
     async with served(config, messages) as client, opened(browser, origin_of(client), place, **options) as page:
         yield page, client
+
+
+@asynccontextmanager
+async def followed(browser: Browser, config: Config, messages: list[Message], place: str = "") -> AsyncIterator[Page]:
+    """The dashboard over the topics of a broker."""
+    async with serving(config, messages) as client, opened(browser, origin_of(client), place) as page:
+        yield page

@@ -150,7 +150,7 @@ async def test_a_rule_against_usual_names_what_is_slower_by_more_than_noise_expl
         (named,) = answer["alerts"]
         assert (named["rule"], named["cell"]) == ("slow", BUSY)
         assert named["usual"] == pytest.approx(22.0, abs=0.5)
-        assert named["limit"] == pytest.approx(0.75 * 22.0, abs=0.4)
+        assert named["limit"] == pytest.approx(0.75 * named["usual"], abs=0.01)
         assert [(rule["name"], rule["cells"]) for rule in answer["rules"]] == [("slow", 4), ("elsewhere", 1)]
         early = await json_of(client, f"{ALERTS}?window=2017-03-23T12:00:00Z")
         assert early["alerts"] == [], "two earlier windows are too few"

@@ -25,7 +25,10 @@ from stream.serve.static_files import check_basemap
 from tests.docs.pages import blocks
 from tests.stream.serve.browser import (
     DESKTOP,
+    LOOKS,
     PHONE,
+    apart,
+    box_of,
     fields,
     needs_chromium,
     no_violation,
@@ -33,12 +36,13 @@ from tests.stream.serve.browser import (
     pixels,
     pixels_of,
     place_of,
+    reloaded,
     revisit,
+    table_row,
 )
 from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodies, city_config, window
 from tests.stream.serve.made_places import ARABIC, HOSTILE, STOP, STOP_NORTH, WEST_SIDE, city_files
-from tests.stream.serve.serving import in_sight, origin_of, page_of, served
-from tests.support.nightly import nightly
+from tests.stream.serve.serving import in_sight, json_of, origin_of, page_of, served
 
 PAGE = REPO_ROOT / "docs" / "dashboard.md"
 
@@ -103,7 +107,7 @@ def config(tmp_path: Path) -> Config:
 async def test_places_routes_stops_and_areas_are_answered_with_entity_tags(config):
     messages = window(config, 0)
     async with served(config, messages) as client:
-        settings = await (await client.get("/dashboard/settings")).json()
+        settings = await json_of(client, "/dashboard/settings")
         assert [settings[name] for name in ("places", "lines", "network", "areas")] == [True] * 4
         answers: dict[str, Any] = {}
         for name in ("places", "routes", "streets", "stops", "areas"):
@@ -129,9 +133,7 @@ async def test_an_area_gives_the_released_statistics_of_its_cells_together(confi
     messages = window(config, 0)
     released = bodies(messages)
     async with served(config, messages) as client:
-        answer = await client.get(f"/api/v1/areas/{quote(WEST_SIDE, safe='')}")
-        assert answer.status == 200
-        inside = await answer.json()
+        inside = await json_of(client, f"/api/v1/areas/{quote(WEST_SIDE, safe='')}")
         assert inside["hexagons"] == sorted([BUSY, STEADY])
         means = {cell: released[cell]["mean"] for cell in (BUSY, STEADY)}
         events = {cell: released[cell]["events"] for cell in (BUSY, STEADY)}
@@ -139,7 +141,7 @@ async def test_an_area_gives_the_released_statistics_of_its_cells_together(confi
         assert inside["mean"]["raw"] == pytest.approx(mean)
         assert inside["events"] == {"value": sum(events.values()), "interval": None}
         assert (inside["cells"], inside["published"], inside["geometry"]["type"]) == (2, 2, "MultiPolygon")
-        corridor = await (await client.get("/api/v1/areas/route:10?window=2017-03-21T12:00:00Z")).json()
+        corridor = await json_of(client, "/api/v1/areas/route:10?window=2017-03-21T12:00:00Z")
         assert corridor["hexagons"] == sorted([BUSY, UNCERTAIN])
         low, high = corridor["mean"]["interval"]
         assert low < corridor["mean"]["value"] < high
@@ -156,20 +158,17 @@ async def test_an_area_gives_the_released_statistics_of_its_cells_together(confi
 
 async def test_without_files_the_lists_are_empty_and_the_page_offers_nothing(tmp_path):
     async with served(city_config(tmp_path), []) as client:
-        assert await (await client.get("/api/v1/places")).json() == {"resolution": None, "cells": []}
-        assert await (await client.get("/api/v1/areas")).json() == {"areas": []}
-        settings = await (await client.get("/dashboard/settings")).json()
+        assert await json_of(client, "/api/v1/places") == {"resolution": None, "cells": []}
+        assert await json_of(client, "/api/v1/areas") == {"areas": []}
+        settings = await json_of(client, "/dashboard/settings")
         assert not any(settings[name] for name in ("places", "lines", "areas"))
 
 
 @needs_chromium
-@pytest.mark.parametrize(
-    ("size", "colours"), [nightly(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
-)
-async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(browser, config, size, colours):
-    options: dict[str, Any] = {"size": size, "color_scheme": colours}
-    async with page_of(browser, config, window(config, 0), **options) as (page, _):
-        if size == DESKTOP:
+@LOOKS
+async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(browser, config, look):
+    async with page_of(browser, config, window(config, 0), **look) as (page, _):
+        if look["size"] == DESKTOP:
             await page.mouse.move(*await place_of(page, BUSY))
             await expect(page.locator("#tooltip .name")).to_have_text(HOSTILE)
         await page.locator("#table-button").click()
@@ -195,7 +194,6 @@ async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(bro
         await expect(page.locator("#search-results li bdi")).to_have_text([WEST_SIDE, "10", "<b>2</b>"])
         await expect(page.locator("#search-results li").nth(1)).to_contain_text("Route 10")
         await no_violation(page)
-        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         assert await page.locator("img[src=x], li b").count() == 0
         assert await page.title() == "Hexveil"
 
@@ -223,8 +221,7 @@ async def test_a_place_stop_route_area_and_index_are_found_by_keyboard_and_stay_
         await find(page, "/", "route 10")
         await expect(page.locator("#details h2")).to_have_text("Route 10")
         await expect(page.locator("#details")).to_contain_text("2 published of 2 cells that the route crosses")
-        await page.reload()
-        await page.wait_for_selector("html[data-ready]")
+        await reloaded(page)
         await expect(page.locator("#details h2")).to_have_text("Route 10")
         await expect(page.locator("#area-mean")).to_contain_text("km/h, 95 % interval")
         await page.locator("#map canvas").focus()
@@ -291,8 +288,7 @@ async def marks_a_stop(page: Page) -> None:
     await expect(page.locator("#status")).to_have_text(f"{STOP} lies in this cell.")
     mark = page.get_by_role("img", name=STOP)
     await expect(mark).to_have_text(STOP)
-    box = await mark.bounding_box()
-    assert box is not None
+    box = await box_of(mark)
     (pixel,) = await pixels_of(page, [(CENTRE[0] + STOP_NORTH, CENTRE[1])])
     assert (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) == pytest.approx(pixel, abs=2)
     assert await in_sight(page, [pixel]) == [True]
@@ -351,19 +347,15 @@ async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their
         far: dict[str, list[int]] = {}
         sensors: dict[str, int] = {}
         for cell, speed in ((BUSY, 22.0), (STEADY, 45.0), (UNCERTAIN, 30.0)):
-            await page.locator("#table-button").click()
-            await page.locator("#table-scroll tbody tr").filter(has_text=cell).locator("button").click()
+            await (await table_row(page, cell)).locator("button").click()
             await page.locator("#table-close").click()
             await page.locator("#details-close").click()
             await page.wait_for_timeout(1000)
             picture = await pixels(page, cell, 140)
             column = picture[50::140]  # beside the number
             colour = {22.0: (0x26, 0x82, 0x8E), 45.0: (0xB5, 0xDE, 0x2B), 30.0: (0x35, 0xB7, 0x79)}[speed]
-            alike = [max(abs(a - b) for a, b in zip(pixel, colour, strict=True)) < 25 for pixel in column]
-            dots = [
-                max(abs(a - b) for a, b in zip(pixel, colour, strict=True)) < 25 for pixel in picture[70::140][110:]
-            ]
-            sensors[cell] = dots.count(True)
+            alike = [apart(pixel, colour) < 25 for pixel in column]
+            sensors[cell] = sum(apart(pixel, colour) < 25 for pixel in picture[70::140][110:])
             far[cell] = [alike.count(True), sum(a != b for a, b in itertools.pairwise(alike))]
         assert 3 <= far[BUSY][0] <= 20, far
         assert far[BUSY][1] == 2, far
@@ -387,13 +379,12 @@ async def test_streets_carry_the_colour_of_their_cell_with_or_without_hexagons(b
         row = square[side * (side // 2 - 14) :]  # above the number
         coloured = []
         for colour in (row[side // 2], row[2]):
-            far = [max(abs(a - b) for a, b in zip(colour, other, strict=True)) for other in (class_20_25, land)]
+            far = [apart(colour, other) for other in (class_20_25, land)]
             assert min(far) < 25, colour
             coloured.append(far[0] < far[1])
         return coloured
 
-    options: dict[str, Any] = {"color_scheme": "light"}
-    async with page_of(browser, config, window(config, 0), place, **options) as (page, _):
+    async with page_of(browser, config, window(config, 0), place, color_scheme="light") as (page, _):
         lines, hexagons = (page.get_by_role("checkbox", name=name) for name in ("Streets and routes", "Hexagons"))
         await expect(lines).to_be_checked()
         await expect(hexagons).not_to_be_checked()

@@ -15,7 +15,20 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, Route, expect
 
 from stream.config import Config
-from tests.stream.serve.browser import DESKTOP, HIGH_WALL, LAPTOP, PHONE, WALL, fields, needs_chromium, no_violation
+from tests.stream.serve.browser import (
+    DESKTOP,
+    HIGH_WALL,
+    LAPTOP,
+    LOOKS,
+    PHONE,
+    WALL,
+    fields,
+    needs_chromium,
+    no_violation,
+    reloaded,
+    shows,
+    table_row,
+)
 from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config, window, windows
 from tests.stream.serve.made_places import city_files
 from tests.stream.serve.serving import CUT, OUTSIDE, origin_of, page_of
@@ -26,9 +39,6 @@ pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
 STARTS = [f"2017-03-21T{12 + hour}:00:00Z" for hour in range(5)]
 AT = "10.00/30.2500/-97.7000"
-LOOKS = pytest.mark.parametrize(
-    ("size", "colours"), [nightly(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
-)
 
 
 @pytest.fixture
@@ -69,7 +79,7 @@ async def test_a_range_is_played_by_key_in_order_and_no_faster_after_a_window_th
         said = await fields(page)
         assert (said["from"], said["to"], said["window"]) == (STARTS[1], STARTS[4], STARTS[3])
         await play.click()
-        await page.wait_for_selector(f'html[data-window="{STARTS[2]}"]')
+        await shows(page, 2)
         await play.click()
         await expect(play).to_have_accessible_name("Play the windows")
         await expect(page.locator("#status")).to_contain_text("4 cells")
@@ -77,20 +87,15 @@ async def test_a_range_is_played_by_key_in_order_and_no_faster_after_a_window_th
 
 @pytest.mark.nightly
 @LOOKS
-async def test_the_range_is_chosen_by_keyboard_kept_in_the_address_and_linked_as_files(browser, config, size, colours):
-    options: dict[str, Any] = {"size": size, "color_scheme": colours}
-    async with page_of(browser, config, windows(config, [USUAL_DAY] * 4), **options) as (page, client):
+async def test_the_range_is_chosen_by_keyboard_kept_in_the_address_and_linked_as_files(browser, config, look):
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * 4), **look) as (page, client):
         summary = page.locator("#range summary")
         await summary.focus()
         await page.keyboard.press("Enter")
         await page.locator("#range select[name=from]").select_option(STARTS[1])
         await page.locator("#range").locator("select[name=to]").select_option(STARTS[3])
         await no_violation(page)
-        frame = await page.locator("#range-body").bounding_box()
-        assert frame is not None
-        assert frame["x"] >= 0
-        assert frame["x"] + frame["width"] <= size["width"]
-        assert frame["y"] >= 0
+        assert await page.evaluate(OFF_SCREEN, "#range-body") == []
         await page.keyboard.press("Escape")
         await expect(summary).to_be_focused()
         await page.locator("#downloads summary").click()
@@ -100,8 +105,7 @@ async def test_the_range_is_chosen_by_keyboard_kept_in_the_address_and_linked_as
         assert set(re.findall(r"2017-03-21T\d\d:00:00Z", await answer.text())) == set(STARTS[1:4])
         said = await fields(page)
         assert (said["from"], said["to"]) == (STARTS[1], STARTS[3])
-        await page.reload()
-        await page.wait_for_selector("html[data-ready]")
+        await reloaded(page)
         await summary.click()
         await expect(page.locator("#range select[name=from]")).to_have_value(STARTS[1])
         await expect(page.locator("#play")).to_have_accessible_name("Play the windows")
@@ -111,7 +115,7 @@ async def test_the_range_is_chosen_by_keyboard_kept_in_the_address_and_linked_as
 async def test_a_move_by_hand_stops_the_playing_and_a_range_without_windows_cannot_be_played(browser, config):
     async with page_of(browser, config, windows(config, [USUAL_DAY] * 4)) as (page, client):
         await page.locator("#play").click()
-        await page.wait_for_selector(f'html[data-window="{STARTS[0]}"]')
+        await shows(page, 0)
         await page.locator("#later").click()
         await expect(page.locator("#play")).to_have_accessible_name("Play the windows")
         await page.goto(f"{origin_of(client)}/?from=2001-01-01T00:00:00Z&to=2001-01-02T00:00:00Z")
@@ -121,11 +125,10 @@ async def test_a_move_by_hand_stops_the_playing_and_a_range_without_windows_cann
 
 
 @LOOKS
-async def test_another_feed_is_picked_by_keyboard_and_stays_in_the_address(browser, config, tmp_path, size, colours):
+async def test_another_feed_is_picked_by_keyboard_and_stays_in_the_address(browser, config, tmp_path, look):
     night = city_config(tmp_path, **{"feed.name": "night-bus"})
     messages = [*windows(config, [USUAL_DAY] * 5), *windows(night, [JAM] * 4)]
-    options: dict[str, Any] = {"size": size, "color_scheme": colours}
-    async with page_of(browser, config, messages, f"#at={AT}&colours=now&values=raw", **options) as (page, _):
+    async with page_of(browser, config, messages, f"#at={AT}&colours=now&values=raw", **look) as (page, _):
         picker = page.get_by_role("combobox", name="Feed")
         await expect(picker).to_have_value("day-bus")
         await expect(picker.locator("option")).to_have_text(["day-bus", "night-bus"])
@@ -135,16 +138,12 @@ async def test_another_feed_is_picked_by_keyboard_and_stays_in_the_address(brows
         await expect(picker).to_have_value("night-bus")
         assert "feed" not in await fields(page), "an arrow key chooses, Enter loads"
         await page.keyboard.press("Enter")
-        await page.wait_for_selector(f'html[data-window="{STARTS[3]}"]')
+        await shows(page, 3)
         await expect(picker).to_have_value("night-bus")
         said = await fields(page)
         assert (said["feed"], said["at"], said["colours"], said["values"]) == ("night-bus", AT, "now", "raw")
-        await page.locator("#table-button").click()
-        row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
-        await expect(row).to_contain_text(re.compile(r"1[23]\.\d"))
-        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
-        await page.reload()
-        await page.wait_for_selector("html[data-ready]")
+        await expect(await table_row(page, BUSY)).to_contain_text(re.compile(r"1[23]\.\d"))
+        await reloaded(page)
         await expect(picker).to_have_value("night-bus")
 
 
@@ -161,8 +160,7 @@ async def test_a_page_that_is_opened_while_serve_still_reads_offers_the_feeds_th
 
     async with page_of(browser, config, messages) as (page, _):
         await page.route("**/dashboard/settings", only_one_feed_yet)
-        await page.reload()
-        await page.wait_for_selector("html[data-ready]")
+        await reloaded(page)
         await expect(page.locator("#feed option")).to_have_text(["day-bus", "night-bus"])
 
 
@@ -174,7 +172,7 @@ async def test_with_one_feed_there_is_no_picker_and_a_feed_without_windows_is_na
         await expect(page.locator("#empty")).to_contain_text("The link names the feed elsewhere")
         await expect(page.locator("#feed")).to_be_visible()
         await page.goto(f"{origin_of(client)}/?feed=%3Cscript%3E")
-        await page.wait_for_selector(f'html[data-window="{STARTS[0]}"]')
+        await shows(page, 0)
 
 
 MONTHS_LATER = datetime(2017, 12, 25, 12, tzinfo=UTC)
@@ -214,7 +212,6 @@ async def test_with_alerts_search_and_feeds_the_badge_is_whole_and_a_laptop_has_
         await expect(page.locator(name)).to_be_visible()
     for size, highest in ((LAPTOP, 52), (NARROW_DESKTOP, 52), (PHONE, 180)):
         await page.set_viewport_size(size)  # type: ignore[arg-type]
-        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         assert await page.evaluate(OUTSIDE) == []
         assert await page.evaluate(CUT) == []
         assert await page.evaluate(BAR) <= highest
@@ -280,7 +277,6 @@ async def test_nothing_overflows_and_letters_can_be_read_on_every_screen(browser
             await page.emulate_media(color_scheme=colours)
             await expect(page.locator(f"html[data-theme={colours}]")).to_be_visible()
             await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
-            assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
             assert await page.evaluate(OUTSIDE) == []
             assert await page.evaluate(SMALLEST_LETTERS) >= letters
             await no_violation(page)

@@ -17,7 +17,7 @@ from stream.cli import app
 from stream.local.kafka import REPO_ROOT
 from stream.serve.api import make_app
 from stream.serve.static_files import BasemapError, check_basemap, read_assets
-from tests.support import hourly
+from tests.stream.serve.serving import json_of, served
 from tests.support.builders import bus_config
 
 SOURCES = REPO_ROOT / "stream" / "serve" / "dashboard"
@@ -108,22 +108,19 @@ async def test_the_page_is_framed_by_those_whom_the_configuration_names_and_else
     sites = ["https://desk.example.org", "http://127.0.0.1:8000"]
     for named, said in (([], "'none'"), (sites, " ".join(sites))):
         config = bus_config(tmp_path, **{"public.frame_ancestors": named})
-        async with TestClient(TestServer(make_app(config))) as client:
+        async with served(config, []) as client:
             policy = (await client.get("/")).headers["Content-Security-Policy"]
             assert policy.endswith(f"; frame-ancestors {said}")
 
 
-@pytest.mark.parametrize(
-    "path", ["/assets/nothing.js", "/assets/..%2fbuild.json", "/index.html", "/dashboard/basemap.pmtiles", "/x"]
-)
-async def test_what_is_not_there_is_not_found(tmp_path, path):
-    async with TestClient(TestServer(make_app(bus_config(tmp_path)))) as client:
-        answer = await client.get(path)
-        assert answer.status == 404
-        assert answer.content_type == "application/problem+json"
+async def test_what_is_not_there_is_not_found(tmp_path):
+    async with served(bus_config(tmp_path), []) as client:
+        for path in ("assets/nothing.js", "assets/..%2fbuild.json", "index.html", "dashboard/basemap.pmtiles", "x"):
+            answer = await client.get(f"/{path}")
+            assert (answer.status, answer.content_type) == (404, "application/problem+json"), path
 
 
-async def test_the_page_has_no_inline_script_and_names_no_other_host():
+def test_the_page_has_no_inline_script_and_names_no_other_host():
     page = (STATIC / "index.html").read_text()
     assert "<script>" not in page
     assert "style=" not in page
@@ -134,8 +131,8 @@ async def test_a_basemap_is_served_by_byte_ranges_that_no_browser_keeps(tmp_path
     archive = tmp_path / "city.pmtiles"
     content = b"PMTiles\x03" + bytes(range(256)) * 8
     archive.write_bytes(content)
-    async with TestClient(TestServer(make_app(bus_config(tmp_path), check_basemap(archive)))) as client:
-        assert (await (await client.get("/dashboard/settings")).json())["basemap"] is True
+    async with served(bus_config(tmp_path), [], check_basemap(archive)) as client:
+        assert (await json_of(client, "/dashboard/settings"))["basemap"] is True
         answer = await client.get("/dashboard/basemap.pmtiles", headers={"Range": "bytes=8-15"})
         assert answer.status == 206
         assert answer.headers["Content-Range"] == f"bytes 8-15/{len(content)}"
@@ -154,20 +151,15 @@ def test_a_basemap_that_is_none_is_refused_with_a_remedy(tmp_path):
         check_basemap(other)
 
 
-def test_serve_refuses_a_basemap_that_is_none_before_it_starts(tmp_path):
-    config = str(hourly.BUS)
-    done = CliRunner().invoke(app, ["serve", "--config", config, "--basemap", str(tmp_path / "missing.pmtiles")])
-    assert done.exit_code == 2
-    assert "name a PMTiles archive" in done.output
-
-
-def test_the_basemap_of_the_configuration_is_the_default(tmp_path, monkeypatch):
+def test_serve_refuses_a_basemap_that_is_none_before_it_starts_by_default_that_of_the_configuration(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("HEXVEIL_PUBLIC__BASEMAP", str(tmp_path / "configured.pmtiles"))
-    config = str(REPO_ROOT / "config" / "bus-fleet.toml")
-    done = CliRunner().invoke(app, ["serve", "--config", config])
-    assert (done.exit_code, "configured.pmtiles" in done.output) == (2, True)
-    other = CliRunner().invoke(app, ["serve", "--config", config, "--basemap", str(tmp_path / "other.pmtiles")])
-    assert (other.exit_code, "other.pmtiles" in other.output) == (2, True)
+    for name, options in (("configured", []), ("other", ["--basemap", str(tmp_path / "other.pmtiles")])):
+        done = CliRunner().invoke(app, ["serve", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml"), *options])
+        assert done.exit_code == 2
+        assert f"{name}.pmtiles" in done.output
+        assert "name a PMTiles archive" in done.output
 
 
 TEXTS = SOURCES / "src" / "texts"

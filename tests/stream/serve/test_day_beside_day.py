@@ -8,25 +8,38 @@ from typing import Any
 
 import h3
 import pytest
-from playwright.async_api import Page, Route, expect
+from playwright.async_api import Page, expect
 
 from stream.config import Config
-from stream.messages.message import Message, digest
+from stream.messages.message import Message
 from tests.stream.serve.browser import (
     DESKTOP,
     LAPTOP,
     PHONE,
+    colour_of,
     fields,
     needs_chromium,
     no_violation,
-    opened,
-    paint_count,
-    painted,
-    pixels,
     place_of,
+    reloaded,
+    repainted,
+    shade_of,
+    table_row,
 )
-from tests.stream.serve.city import BUSY, JAM, LONELY, STEADY, UNCERTAIN, USUAL_DAY, Cell, bodies, city_config, window
-from tests.stream.serve.serving import OUTSIDE, origin_of, page_of, publish, serving
+from tests.stream.serve.city import (
+    BUSY,
+    JAM,
+    LONELY,
+    STEADY,
+    UNCERTAIN,
+    USUAL_DAY,
+    Cell,
+    bodies,
+    city_config,
+    closed,
+    window,
+)
+from tests.stream.serve.serving import OUTSIDE, followed, json_of, page_of, publish
 from tests.support.nightly import nightly
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
@@ -48,20 +61,13 @@ def changed(messages: list[Message], **cells: dict[str, Any]) -> list[Message]:
     for message in released:
         body = json.loads(message.value)
         made.append(message._replace(value=json.dumps(body | cells.get(body["cell"], {})).encode()))
-    close = json.loads(marker.value) | cells.get("marker", {}) | {"digest": digest(m.value for m in made)}
-    return [*made, marker._replace(value=json.dumps(close).encode())]
+    return closed(made, marker, **cells.get("marker", {}))
 
 
 async def chosen(page: Page, day: str) -> None:
     """Choose a day to compare with, and wait until it is on the screen."""
-    before = await paint_count(page)
-    await page.get_by_role("combobox", name="Day to compare with").select_option(day)
-    await painted(page, before)
-
-
-def is_grey(seen: list[tuple[int, int, int]]) -> bool:
-    middle = sorted(seen, key=sum)[len(seen) // 2]
-    return max(middle) - min(middle) < 24
+    async with repainted(page):
+        await page.get_by_role("combobox", name="Day to compare with").select_option(day)
 
 
 async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_does_not_explain_has_a_colour(
@@ -73,25 +79,24 @@ async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_do
     place = "#at=10/30.25/-97.7"
     async with page_of(browser, config, messages, place) as (page, client):
         await expect(page.locator("#day")).to_be_hidden()
-        before = await paint_count(page)
-        await page.locator("#map canvas").focus()
-        await page.keyboard.press("d")
-        await painted(page, before)
+        async with repainted(page):
+            await page.locator("#map canvas").focus()
+            await page.keyboard.press("d")
         await expect(page.get_by_role("radio", name="Difference")).to_be_checked()
         legend = page.locator("#legend")
         await expect(legend.locator("h3")).to_have_text("Compared with Tue, 14 Mar 2017, 07:00–08:00")
         await expect(legend).to_contain_text("no difference beyond the noise")
         at = await fields(page)
         assert (at["colours"], "day" in at) == ("day", False)
-        beside = (await (await client.get(f"/api/v1/windows/{START}/other-day")).json())["cells"]
+        beside = (await json_of(client, f"/api/v1/windows/{START}/other-day"))["cells"]
         assert dict(zip(beside["cell"], beside["value"], strict=True)) == {
             cell: bodies(then)[cell]["mean"]["value"] for cell, body in bodies(now).items() if "mean" in body
         }
         coloured = {cell for cell, clear in zip(beside["cell"], beside["clear"], strict=True) if clear}
         assert BUSY in coloured
         for cell in (BUSY, STEADY, UNCERTAIN):
-            assert is_grey(await pixels(page, cell)) == (cell not in coloured), cell
-        red = sorted(await pixels(page, BUSY), key=sum)[128]
+            assert (await shade_of(page, cell) < 24) == (cell not in coloured), cell
+        red = await colour_of(page, BUSY)
         assert red[0] > 180 > red[1]
         await page.mouse.move(*await place_of(page, BUSY))
         tip = page.locator("#tooltip")
@@ -105,16 +110,13 @@ async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_do
         await chosen(page, "2017-03-20")
         await expect(legend.locator("h3")).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
         assert (await fields(page))["day"] == "2017-03-20"
-        await page.reload()
-        await page.wait_for_selector("html[data-ready]")
+        await reloaded(page)
         await expect(legend.locator("h3")).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
         await expect(page.get_by_role("combobox", name="Day to compare with")).to_have_value("2017-03-20")
-        await page.locator("#table-button").click()
-        row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
+        row = await table_row(page, BUSY)
         await expect(row).to_contain_text(re.compile(r"2[12]\.\d−8\.\d ± 0\.\d"))
         await expect(page.locator("#table-scroll thead")).to_contain_text("Mon, 20 Mar 2017")
-        lonely = page.locator("#table-scroll tbody tr").filter(has_text=LONELY)
-        await expect(lonely.locator("td")).to_have_count(5, timeout=1000)
+        await expect((await table_row(page, LONELY)).locator("td")).to_have_count(5, timeout=1000)
         await page.locator("#table-close").click()
         await page.locator("#downloads summary").click()
         link = page.locator("#download-list ul").nth(1).locator("a", has_text="CSV")
@@ -144,12 +146,11 @@ async def test_a_window_that_is_not_there_says_why_and_no_other_is_shown(browser
             await expect(legend).to_contain_text(reason)
             await expect(page.locator("#status")).to_contain_text(reason)
             assert await legend.locator(".swatch").count() == 0
-            assert is_grey(await pixels(page, BUSY)), day
+            assert await shade_of(page, BUSY) < 24, day
         await page.mouse.move(*await place_of(page, BUSY))
         await expect(page.locator("#tooltip")).to_contain_text("was not released yet")
         await expect(page.locator("#tooltip")).not_to_contain_text("usual")
-        await page.locator("#table-button").click()
-        row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
+        row = await table_row(page, BUSY)
         await expect(row.locator(".none")).to_have_text("–")
 
 
@@ -186,55 +187,38 @@ async def test_a_cell_of_a_window_that_merged_its_neighbours_was_another_area(br
 
 
 @pytest.mark.nightly
-async def test_a_window_that_arrives_later_stands_beside_the_one_on_the_screen(browser, tmp_path, kafka, topic_name):
-    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
-    async with (
-        serving(config, window(config, 0)) as client,
-        opened(browser, origin_of(client), f"#colours=day&window={START}") as page,
-    ):
+async def test_a_window_that_arrives_later_stands_beside_the_one_on_the_screen(browser, tmp_path, own_feed):
+    config = city_config(tmp_path, **own_feed)
+    async with followed(browser, config, window(config, 0), f"#colours=day&window={START}") as page:
         legend = page.locator("#legend")
         await expect(legend).to_contain_text("The server does not have the window of Mon, 20 Mar 2017, 07:00.")
         await publish(config.kafka.bootstrap, window(config, -DAY))
         await expect(legend.locator("h3")).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
 
 
-@pytest.mark.nightly
-async def test_a_comparison_that_fails_does_not_keep_the_window_from_the_screen(browser, config):
-    messages = [message for hour in (-DAY, 0, 1) for message in window(config, hour)]
-    async with page_of(browser, config, messages, f"#colours=day&window={START}", errors=True) as (page, _):
-        await expect(page.locator("#legend h3")).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
-        await page.route("**/other-day*", lambda route: route.abort())
-        notice = page.locator("#notice")
-        for button, text in (("Later window", "08:00–09:00"), ("Earlier window", "07:00–08:00")):
-            await page.get_by_role("button", name=button).click()
-            await expect(page.locator("#window-text")).to_contain_text(text)
-            await expect(notice).to_have_text(
-                "The comparison with another day is not available: the server does not answer."
-            )
-            await expect(page.locator("#legend h3")).not_to_contain_text("Compared with Mon")
-
-
 async def test_the_comparison_goes_with_the_window_and_a_server_that_fails_leaves_what_is_known(browser, config):
-    hours = (-DAY, -DAY + 1, 0, 1)
-    messages = [message for hour in hours for message in window(config, hour)]
+    messages = [message for hour in (-DAY, -DAY + 1, 0, 1) for message in window(config, hour)]
     async with page_of(browser, config, messages, "#colours=day", errors=True) as (page, _):
-        title = page.locator("#legend h3")
-        await expect(title).to_have_text("Compared with Mon, 20 Mar 2017, 08:00–09:00")
+        title, compared = page.locator("#legend h3"), "Compared with Mon, 20 Mar 2017, 0{}:00–0{}:00"
+        await expect(title).to_have_text(compared.format(8, 9))
         await page.get_by_role("button", name="Earlier window").click()
-        await expect(title).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
-
-        async def fails(route: Route) -> None:
-            await route.fulfill(status=500, body="no")
-
-        await page.route("**/other-day*", fails)
-        await page.get_by_role("combobox", name="Day to compare with").select_option("2017-03-20")
-        await expect(page.locator("#notice")).to_contain_text(
-            "comparison with another day is not available: the server answered 500"
-        )
-        await expect(title).not_to_contain_text("Compared with Mon")
-        await page.unroute("**/other-day*")
-        await page.get_by_role("radio", name="Difference").check(force=True)
-        await expect(title).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
+        await expect(title).to_have_text(compared.format(7, 8))
+        for fails, why in (
+            (lambda route: route.fulfill(status=500, body="no"), "the server answered 500"),
+            (lambda route: route.abort(), "the server does not answer"),
+        ):
+            await page.route("**/other-day*", fails)
+            await page.get_by_role("combobox", name="Day to compare with").select_option("2017-03-20")
+            for button, hours in (("Later window", "08:00–09:00"), ("Earlier window", "07:00–08:00")):
+                await expect(page.locator("#notice")).to_contain_text(
+                    f"comparison with another day is not available: {why}"
+                )
+                await expect(title).not_to_contain_text("Compared with Mon")
+                await page.get_by_role("button", name=button).click()
+                await expect(page.locator("#window-text")).to_contain_text(hours)
+            await page.unroute("**/other-day*")
+            await page.get_by_role("radio", name="Difference").check(force=True)
+            await expect(title).to_have_text(compared.format(7, 8))
 
 
 @pytest.mark.parametrize(
@@ -251,9 +235,7 @@ async def test_axe_finds_no_violation_and_nothing_overflows(browser, config, siz
         await expect(page.locator("#day-choice")).to_be_visible()
         assert await page.evaluate(OUTSIDE) == []
         await no_violation(page)
-        controls = await page.evaluate(
-            "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)(document.getElementById('controls'))"
-        )
+        controls = await page.evaluate("(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)(controls)")
         assert controls <= 0
         await page.locator("#table-button").click()
         await no_violation(page)

@@ -18,26 +18,24 @@ from playwright.async_api import Route, expect
 
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest, window_message
+from stream.messages.message import HEXAGON_SPEED, Message, window_message
 from stream.serve.city import city
 from stream.serve.parameters import MOST_CORNERS
 from stream.windows import Window
 from tests.stream.serve.browser import (
-    DESKTOP,
-    PHONE,
+    LOOKS,
     fields,
     needs_chromium,
     no_violation,
-    opened,
-    paint_count,
-    painted,
     place_of,
+    reloaded,
+    repainted,
+    shows,
 )
-from tests.stream.serve.city import BUSY, STEADY, bodies, city_config, window
+from tests.stream.serve.city import BUSY, STEADY, bodies, city_config, closed, window
 from tests.stream.serve.made_places import HOSTILE, city_files
-from tests.stream.serve.serving import origin_of, page_of, publish, served, serving
+from tests.stream.serve.serving import followed, origin_of, page_of, publish, served
 from tests.support.builders import SLOT, random_rows
-from tests.support.nightly import nightly
 from tests.support.participating import riders
 from tests.support.releasing import build_messages, planned
 
@@ -66,15 +64,14 @@ def text_of(ring: list[tuple[float, float]]) -> str:
 def merged_window(config: Config) -> list[Message]:
     """A window of two cells: MERGED, which excludes CHILD, and CHILD."""
     made = window(config, 0)
-    released, marker = bodies(made), json.loads(made[-1].value)
+    released = bodies(made)
     changed = {
         MERGED: released[STEADY] | {"cell": MERGED, "resolution": 6, "excludes": [CHILD]},
         CHILD: released[BUSY] | {"cell": CHILD},
     }
     slot, feed = Window(SLOT, SLOT + 3600), config.feed.name
     cells = [window_message(HEXAGON_SPEED, feed, slot, cell, cell, changed[cell]) for cell in sorted(changed)]
-    marker |= {"messages": len(cells), "digest": digest(message.value for message in cells)}
-    return [*cells, window_message(WINDOW, feed, slot, "close", feed, marker)]
+    return closed(cells, made[-1])
 
 
 async def test_a_merged_cell_and_what_was_released_apart_are_counted_once_in_boxes_and_areas(config):
@@ -195,13 +192,9 @@ async def test_a_ring_that_is_none_is_refused_with_its_reason(asked, ring, said)
 
 
 @needs_chromium
-@pytest.mark.parametrize(
-    ("size", "colours"), [(DESKTOP, "light"), nightly(PHONE, "dark")], ids=["desktop-light", "phone-dark"]
-)
-async def test_a_polygon_is_drawn_named_measured_and_kept_in_the_address(browser, config, size, colours):
-    options: dict[str, Any] = {"size": size, "color_scheme": colours}
-    place = "#at=10.6/30.2100/-97.7000"
-    async with page_of(browser, config, window(config, 0), place, **options) as (page, _):
+@LOOKS
+async def test_a_polygon_is_drawn_named_measured_and_kept_in_the_address(browser, config, look):
+    async with page_of(browser, config, window(config, 0), "#at=10.6/30.2100/-97.7000", **look) as (page, _):
         await page.get_by_role("button", name="Measure an area").click()
         await page.get_by_role("radio", name="Polygon").check(force=True)
         for offset in ((-50, 40), (50, 40), (50, -40), (-50, -40)):
@@ -218,8 +211,7 @@ async def test_a_polygon_is_drawn_named_measured_and_kept_in_the_address(browser
         said = await fields(page)
         assert said["area"] == HOSTILE
         assert len(said["ring"].split(",")) == 8
-        await page.reload()
-        await page.wait_for_selector("html[data-ready]")
+        await reloaded(page)
         await expect(page.locator("#details h2 bdi")).to_have_text(HOSTILE)
         await expect(page.locator("#area-mean")).to_contain_text("km/h, 95 % interval")
         async with page.expect_download() as saving:
@@ -227,7 +219,6 @@ async def test_a_polygon_is_drawn_named_measured_and_kept_in_the_address(browser
         file = json.loads((await (await saving.value).path()).read_text(encoding="utf-8"))
         assert file["features"][0]["properties"] == {"name": HOSTILE}
         assert await page.title() == "Hexveil"
-        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         await page.locator("#details-close").click()
         assert not {"area", "ring"} & (await fields(page)).keys()
 
@@ -319,9 +310,9 @@ async def test_an_answer_of_a_window_that_was_left_is_dropped_and_repaints_annou
           const status = document.getElementById('status');
           new MutationObserver(() => globalThis.said.push(status.textContent)).observe(status, { childList: true });
         }""")
-        for button, start in (("#earlier", "12"), ("#later", "13")):
+        for hour, button in enumerate(("#earlier", "#later")):
             await page.locator(button).click()
-            await page.wait_for_selector(f"html[data-window='2017-03-21T{start}:00:00Z']")
+            await shows(page, hour)
         async with page.expect_response(lambda answer: quote("2017-03-21T12:00:00Z") in answer.url):
             left.set()
         await expect(mean).to_be_visible()
@@ -332,18 +323,13 @@ async def test_an_answer_of_a_window_that_was_left_is_dropped_and_repaints_annou
 
 @needs_chromium
 @pytest.mark.nightly
-async def test_what_is_being_typed_into_a_form_stays_when_a_window_arrives(browser, kafka, tmp_path, topic_name):
-    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
-    place = f"#ring={text_of(around(BUSY, 0.01))}"
-    async with (
-        serving(config, window(config, 0)) as client,
-        opened(browser, origin_of(client), place) as page,
-    ):
+async def test_what_is_being_typed_into_a_form_stays_when_a_window_arrives(browser, tmp_path, own_feed):
+    config = city_config(tmp_path, **own_feed)
+    async with followed(browser, config, window(config, 0), f"#ring={text_of(around(BUSY, 0.01))}") as page:
         name = page.get_by_label("Name (optional)")
         await name.fill("half a na")
-        before = await paint_count(page)
-        await publish(config.kafka.bootstrap, window(config, 1))
-        await painted(page, before)
+        async with repainted(page):
+            await publish(config.kafka.bootstrap, window(config, 1))
         await expect(page.locator("#details [data-window='2017-03-21T13:00:00Z'] #area-mean")).to_be_visible()
         await expect(name).to_have_value("half a na")
         await expect(name).to_be_focused()

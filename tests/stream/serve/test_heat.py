@@ -8,15 +8,7 @@ import h3
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.stream.serve.browser import (
-    LAPTOP,
-    fields,
-    needs_chromium,
-    no_violation,
-    paint_count,
-    painted,
-    pixels,
-)
+from tests.stream.serve.browser import LAPTOP, fields, needs_chromium, no_violation, pixels, repainted
 from tests.stream.serve.city import BUSY, city_config, window
 from tests.stream.serve.made_windows import with_histograms
 from tests.stream.serve.serving import fits_every_screen, page_of
@@ -39,9 +31,8 @@ async def test_a_histogram_is_a_heat_map_in_place_of_speeds_and_a_layer_for_gis(
         assert (await fields(page))["heat"] == "on"
         await fits_every_screen(page)
         await no_violation(page)
-        count = await paint_count(page)
-        await page.get_by_role("button", name="Dark colours").click()
-        await painted(page, count)
+        async with repainted(page):
+            await page.get_by_role("button", name="Dark colours").click()
         await no_violation(page)
         async with client.get("/api/v1/heat") as answer:
             assert answer.status == 400, "it has three, so one has to be named"

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import h3
 import pytest
-from playwright.async_api import Page, Route, expect
+from playwright.async_api import Route, expect
 
 from bench.dashboard import window_of
 from stream.config import Config
-from stream.messages.lines import line_of
-from stream.messages.message import Message, digest
-from tests.stream.serve.browser import needs_chromium, opened, paint_count, painted, pixels, pixels_of, stands_at
-from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config, window, windows
+from stream.messages.message import Message
+from tests.stream.serve.browser import needs_chromium, opened, pixels, pixels_of, repainted, shows, stands_at, step
+from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config, closed, window, windows
 from tests.stream.serve.made_places import city_files
-from tests.stream.serve.serving import in_sight, origin_of, page_of, serving_file
+from tests.stream.serve.serving import append, in_sight, origin_of, page_of, serving_file
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
@@ -24,13 +23,6 @@ pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     return city_config(tmp_path)
-
-
-async def step(page: Page, name: str) -> None:
-    """Press the button and wait until another window is on the screen."""
-    before = await paint_count(page)
-    await page.get_by_role("button", name=name).click()
-    await painted(page, before)
 
 
 LOSE = """() => new Promise((resolve) => {
@@ -55,11 +47,10 @@ async def test_a_graphics_processor_that_was_reset_shows_the_cells_again_and_one
         await step(page, "Earlier window")
         assert await pixels(page, BUSY, 4) == before
         await page.evaluate(LOSE)
-        painted_before = await paint_count(page)
-        await page.get_by_role("button", name="Dark colours").click()
-        await page.get_by_role("button", name="Later window").click()
-        await page.evaluate("window.giveBack()")
-        await painted(page, painted_before)
+        async with repainted(page):
+            await page.get_by_role("button", name="Dark colours").click()
+            await page.get_by_role("button", name="Later window").click()
+            await page.evaluate("window.giveBack()")
         assert max(map(max, await pixels(page, BUSY, 4))) > 60
         assert await pixels(page, BUSY, 4) != before
         await page.evaluate(LOSE)
@@ -104,9 +95,7 @@ APART, EACH = 6, 400
 def apart(week: int) -> list[Message]:
     """The window of that week with cells that no other week has."""
     *cells, marker = window_of(week, APART * EACH)
-    own = cells[week * EACH : (week + 1) * EACH]
-    body = json.loads(marker.value) | {"messages": EACH, "digest": digest(message.value for message in own)}
-    return [*own, marker._replace(value=json.dumps(body).encode())]
+    return closed(cells[week * EACH : (week + 1) * EACH], marker)
 
 
 async def test_shapes_of_windows_that_were_left_are_dropped(browser, tmp_path):
@@ -127,13 +116,8 @@ async def test_shapes_of_windows_that_were_left_are_dropped(browser, tmp_path):
 def of_two_windows(tmp_path: Path) -> tuple[Config, Path]:
     """A server that keeps two windows, and the file that it follows, with two in it."""
     config, releases = city_config(tmp_path, **{"public.max_windows": 2}), tmp_path / "releases.ndjson"
-    releases.write_text("".join(map(line_of, windows(config, [USUAL_DAY] * 2))), encoding="utf-8")
+    append(releases, windows(config, [USUAL_DAY] * 2))
     return config, releases
-
-
-def add_third(config: Config, releases: Path) -> None:
-    with releases.open("a", encoding="utf-8") as file:
-        file.writelines(map(line_of, window(config, 2)))
 
 
 @pytest.mark.nightly
@@ -142,7 +126,7 @@ async def test_a_window_that_the_server_forgot_is_gone_and_no_longer_offered(bro
     async with serving_file(config, releases) as client, opened(browser, origin_of(client), errors=True) as page:
         slider = page.locator("#slider")
         await expect(slider).to_have_attribute("max", "1")
-        add_third(config, releases)
+        append(releases, window(config, 2))
         await expect(slider).to_have_attribute("max", "2")
         await slider.focus()
         await page.keyboard.press("Home")
@@ -170,7 +154,7 @@ async def test_the_focus_is_not_lost_where_a_search_ends_or_another_window_lists
         await alert.focus()
         for hour, focused in ((2, alert), (1, page.locator("#alerts-button"))):
             await page.evaluate("document.querySelector('#earlier').click()")
-            await page.wait_for_selector(f'html[data-window="2017-03-21T{12 + hour}:00:00Z"]')
+            await shows(page, hour)
             await expect(focused).to_be_focused()
 
 
@@ -214,10 +198,8 @@ async def test_the_focus_stays_in_the_table_where_its_pages_are_turned_and_other
         await expect(forward).to_be_focused()
         for focused in (forward, column, row):
             await focused.focus()
-            before = await paint_count(page)
-            is_newest = await page.locator("#later").is_disabled()
-            await page.evaluate("name => document.getElementById(name).click()", "earlier" if is_newest else "later")
-            await painted(page, before)
+            async with repainted(page):
+                await page.evaluate("(later.disabled ? earlier : later).click()")
             if focused == row:
                 assert await page.evaluate("document.activeElement.matches('#table-scroll tbody button')")
             else:
@@ -284,7 +266,7 @@ async def test_within_the_hour_an_open_page_drops_windows_that_the_server_forgot
             slider = page.locator("#slider")
             await expect(slider).to_have_attribute("max", "1")
             await expect(page.locator("#slider-first")).to_contain_text("07:00")
-            add_third(config, releases)
+            append(releases, window(config, 2))
             while (await client.get("/api/v1/hexagons?window=2017-03-21T14:00:00Z")).status != 200:
                 await asyncio.sleep(0.05)
             await page.clock.fast_forward(HOURS_MS)

@@ -24,11 +24,18 @@ from dpcore.noise import Noise
 from stream.cli.demo_view import Releases
 from stream.config import Config
 from stream.messages.cells import cells_of, estimates_in, with_estimates
-from stream.messages.lines import line_of
 from stream.messages.message import HEXAGON_SPEED, Message
 from stream.messages.tables import row_of
 from stream.serve.city.ways import along, estimates, pieces_of, travel
-from tests.stream.serve.browser import LAPTOP, fields, needs_chromium, no_violation, pixels, place_of
+from tests.stream.serve.browser import (
+    LAPTOP,
+    apart,
+    colour_of,
+    fields,
+    needs_chromium,
+    no_violation,
+    place_of,
+)
 from tests.stream.serve.city import (
     BUSY,
     STEADY,
@@ -41,7 +48,7 @@ from tests.stream.serve.city import (
     window,
 )
 from tests.stream.serve.made_places import STOP, city_files
-from tests.stream.serve.serving import fits_every_screen, page_of, serving_file
+from tests.stream.serve.serving import fits_every_screen, json_of, page_of, served
 from tests.support.participating import riders
 from tests.support.releasing import released
 
@@ -54,15 +61,8 @@ async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
     """Six hourly windows from 07:00 local time on a Tuesday, and a route from BUSY to UNCERTAIN."""
     config = city_config(tmp_path, **{"feed.name": "bus"} | city_files(tmp_path))
     messages = [message for hour in range(WINDOWS) for message in window(config, hour)]
-    (tmp_path / "releases.ndjson").write_text("".join(map(line_of, messages)), encoding="utf-8")
-    async with serving_file(config, tmp_path / "releases.ndjson") as made:
+    async with served(config, messages) as made:
         yield made
-
-
-async def get(client: TestClient, path: str, status: int = 200) -> Any:
-    async with client.get(path) as answer:
-        assert answer.status == status, await answer.text()
-        return await answer.json(content_type=None)
 
 
 def test_pieces_lie_in_one_cell_each_and_together_are_the_line():
@@ -113,9 +113,9 @@ def _mean(value: float, half: float) -> dict[str, Any]:
 
 
 async def test_a_route_says_how_long_its_way_takes_by_the_estimates_of_its_cells(client):
-    said = await get(client, "/api/v1/routes/10/speed?window=2017-03-21T12:00:00Z")
+    said = await json_of(client, "/api/v1/routes/10/speed?window=2017-03-21T12:00:00Z")
     hexagons = {
-        one["cell"]: one for one in (await get(client, "/api/v1/hexagons?window=2017-03-21T12:00:00Z"))["hexagons"]
+        one["cell"]: one for one in (await json_of(client, "/api/v1/hexagons?window=2017-03-21T12:00:00Z"))["hexagons"]
     }
     (way,) = said["lines"]
     metres: dict[str, float] = {}
@@ -131,19 +131,19 @@ async def test_a_route_says_how_long_its_way_takes_by_the_estimates_of_its_cells
     assert low < minutes < high
     assert way["now"]["km_h_interval"][0] < way["now"]["km_h"] < way["now"]["km_h_interval"][1]
     assert way["scheduled"] is None
-    part = (await get(client, f"/api/v1/routes/10/speed?from_stop={STOP.replace('/', '%2F')}"))["lines"]
+    part = (await json_of(client, f"/api/v1/routes/10/speed?from_stop={STOP.replace('/', '%2F')}"))["lines"]
     assert len(part) == 1
     assert part[0]["metres"] < way["metres"]
-    assert (await get(client, f"/api/v1/routes/10/speed?to_stop={STOP}&from_stop={STOP}"))["lines"] == []
+    assert (await json_of(client, f"/api/v1/routes/10/speed?to_stop={STOP}&from_stop={STOP}"))["lines"] == []
     for path in ("routes/none/speed", "routes/10/speed?from_stop=nowhere"):
-        await get(client, f"/api/v1/{path}", 404)
+        await json_of(client, f"/api/v1/{path}", 404)
 
 
 async def test_a_mean_over_a_range_is_weighted_by_events_and_narrower_than_each(client):
     ranged = "from=2017-03-21T12:00:00Z&to=2017-03-22T00:00:00Z"
-    said = await get(client, f"/api/v1/means?{ranged}")
+    said = await json_of(client, f"/api/v1/means?{ranged}")
     assert said["windows"] == WINDOWS
-    past = [one for one in (await get(client, f"/api/v1/cells/{BUSY}"))["releases"] if "mean" in one]
+    past = [one for one in (await json_of(client, f"/api/v1/cells/{BUSY}"))["releases"] if "mean" in one]
     row = next(one for one in said["cells"] if one["cell"] == BUSY)
     mean = sum(one["events"] * one["mean"]["raw"] for one in past) / sum(one["events"] for one in past)
     assert row["mean"]["raw"] == pytest.approx(mean)
@@ -152,7 +152,7 @@ async def test_a_mean_over_a_range_is_weighted_by_events_and_narrower_than_each(
     widths = [one["mean"]["interval"][1] - one["mean"]["interval"][0] for one in past]
     assert high - low < 0.6 * min(widths), "six independent windows: about 1/√6"
     # 07:00 to 09:00 on the clocks of Austin, Tuesday.
-    morning = await get(client, f"/api/v1/means?{ranged}&hours=7-9&days=workday&area=route:10")
+    morning = await json_of(client, f"/api/v1/means?{ranged}&hours=7-9&days=workday&area=route:10")
     assert (morning["windows"], {one["cell"] for one in morning["cells"]}) == (2, {BUSY, UNCERTAIN})
     total = sum(one["events"]["value"] for one in morning["cells"])
     assert morning["together"]["events"]["value"] == total
@@ -160,13 +160,13 @@ async def test_a_mean_over_a_range_is_weighted_by_events_and_narrower_than_each(
     assert morning["together"]["mean"]["raw"] == pytest.approx(weighed)
     lat, lng = h3.cell_to_latlng(BUSY)
     ring = ",".join(f"{x:.3f},{y:.3f}" for x, y in ((lng - 0.01, lat - 0.01), (lng + 0.01, lat), (lng, lat + 0.01)))
-    drawn = await get(client, f"/api/v1/means?{ranged}&ring={ring}")
+    drawn = await json_of(client, f"/api/v1/means?{ranged}&ring={ring}")
     assert drawn["together"]["mean"]["raw"] == pytest.approx(row["mean"]["raw"])
-    await get(client, f"/api/v1/means?{ranged}&ring={ring}&area=route:10", 400)
+    await json_of(client, f"/api/v1/means?{ranged}&ring={ring}&area=route:10", 400)
     for path in (f"{ranged}&days=weekend", f"{ranged}&area=nowhere"):
-        await get(client, f"/api/v1/means?{path}", 404)
+        await json_of(client, f"/api/v1/means?{path}", 404)
     for path in ("hours=9-7", "hours=7-25", "days=holiday"):
-        await get(client, f"/api/v1/means?{ranged}&{path}", 400)
+        await json_of(client, f"/api/v1/means?{ranged}&{path}", 400)
 
 
 async def test_a_way_is_told_now_typically_and_over_a_range_as_json_and_as_a_table(tmp_path):
@@ -174,12 +174,11 @@ async def test_a_way_is_told_now_typically_and_over_a_range_as_json_and_as_a_tab
     changes = {"feed.name": "bus", "speed.post_processing": ["kalman"]}
     config = city_config(tmp_path, **changes | city_files(tmp_path))
     messages = remembered(config, *[USUAL_DAY] * 4)
-    (tmp_path / "releases.ndjson").write_text("".join(map(line_of, messages)), encoding="utf-8")
-    async with serving_file(config, tmp_path / "releases.ndjson") as client:
-        said = (await get(client, "/api/v1/routes/10/speed"))["lines"][0]
+    async with served(config, messages) as client:
+        said = (await json_of(client, "/api/v1/routes/10/speed"))["lines"][0]
         assert said["stops"] == [STOP]
         assert (said["from_stop"], said["to_stop"]) == (STOP, STOP)
-        hexagons = (await get(client, "/api/v1/hexagons"))["hexagons"]
+        hexagons = (await json_of(client, "/api/v1/hexagons"))["hexagons"]
         typical = {one["cell"]: one["estimate"]["typical"]["value"] for one in hexagons if one["estimate"]}
         metres = dict.fromkeys(typical, 0.0)
         for cell, start, end in pieces_of(LINE, 7):
@@ -188,7 +187,7 @@ async def test_a_way_is_told_now_typically_and_over_a_range_as_json_and_as_a_tab
         minutes = sum(length * 0.06 / typical[cell] for cell, length in metres.items() if length)
         assert said["typical"]["minutes"] == pytest.approx(minutes, abs=0.01)
         ranged = "from=2017-03-21T00:00:00Z&to=2017-03-26T00:00:00Z"
-        whole = await get(client, f"/api/v1/routes/10/means?{ranged}&days=workday&hours=7-11")
+        whole = await json_of(client, f"/api/v1/routes/10/means?{ranged}&days=workday&hours=7-11")
         assert whole["windows"] == 4
         widths = [np.ptp(one["km_h_interval"]) for one in (whole["lines"][0]["mean"], said["now"])]
         assert widths[0] < widths[1] / 1.6, "four independent windows: a half"
@@ -209,15 +208,13 @@ async def test_a_reader_sees_the_mean_of_a_range_and_the_way_between_two_stops_o
     changes = {"feed.name": "bus", "speed.post_processing": ["kalman"]}
     config = city_config(tmp_path, **changes | city_files(tmp_path))
     messages = remembered(config, *[USUAL_DAY] * 4)
-    async with page_of(browser, config, messages, "#area=route:10", size=LAPTOP, color_scheme="light") as (
-        page,
-        client,
-    ):
+    look: dict[str, Any] = {"size": LAPTOP, "color_scheme": "light"}
+    async with page_of(browser, config, messages, "#area=route:10", **look) as (page, client):
         ways = page.locator("#ways")
         await expect(ways).to_contain_text("Typical")
         await page.locator("#ways-body select[name=stop-from]").select_option(STOP)
         await expect(ways).to_contain_text(re.compile(r"→ Congress / 7th [\d.]+ km"))
-        part = (await get(client, f"/api/v1/routes/10/speed?from_stop={STOP}"))["lines"][0]
+        part = (await json_of(client, f"/api/v1/routes/10/speed?from_stop={STOP}"))["lines"][0]
         await expect(ways).to_contain_text(f"{part['metres'] / 1000:.1f} km")
         address = await page.locator("#ways-body a").get_attribute("href")
         async with client.get(f"/{address}") as answer:
@@ -289,8 +286,6 @@ async def test_every_reader_holds_the_same_number(tmp_path):
     assert expected[BUSY]["method"] == "kalman"
     assert json.loads(json.dumps(expected[BUSY])) == json.loads(values[BUSY])["post_processed"]["mean"]
     assert 0.6 * len(values) < sum(mean is None for mean in expected.values())
-    releases = tmp_path / "releases.ndjson"
-    releases.write_text("".join(map(line_of, messages)), encoding="utf-8")
     seen: dict[str, dict[str, Any]] = {}
 
     def rows(reader: str, flat: list[dict[str, Any]]) -> None:
@@ -302,12 +297,10 @@ async def test_every_reader_holds_the_same_number(tmp_path):
             cell: mean and [mean["value"], *mean["interval"], mean["method"]] for cell, mean in means.items()
         }
 
-    async with serving_file(config, releases) as client:
+    async with served(config, messages) as client:
 
         async def read(path: str) -> bytes:
-            answer = await client.get(path)
-            assert answer.status == 200, path
-            return await answer.read()
+            return await (await client.get(path)).read()
 
         answer = await read("/api/v1/hexagons")
         assert with_estimates(values[BUSY], *cells_of([values[BUSY]])) in answer
@@ -378,10 +371,10 @@ async def test_the_map_has_the_colours_of_the_smoothed_mean_and_none_where_nobod
             colour = [int(part) for part in re.findall(r"\d+", classes[index][2])]
             share = OPACITY.get(high - low + 1, 0.3)
             wanted = [share * a + (1 - share) * b for a, b in zip(colour, LAND, strict=True)]
-            seen = sorted(await pixels(page, cell), key=sum)[128]
-            assert max(abs(a - b) for a, b in zip(seen, wanted, strict=True)) < 6, (cell, smoothed, seen)
+            seen = await colour_of(page, cell)
+            assert apart(seen, wanted) < 6, (cell, smoothed, seen)
         assert indexes[UNCERTAIN][0] != indexes[UNCERTAIN][1], "the noise was to tell the two apart"
-        assert sorted(await pixels(page, empty), key=sum)[128] == LAND
+        assert await colour_of(page, empty) == LAND
         await page.mouse.move(*await place_of(page, empty))
         await expect(page.locator("#tooltip .reading")).to_have_text("Nobody is estimated here in this window.")
 

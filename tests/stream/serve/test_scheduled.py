@@ -25,14 +25,15 @@ from stream.serve.city.places import Scheduled, ScheduledCell, ScheduledDays, re
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import estimates, travel
 from tests.stream.serve.browser import (
-    DESKTOP,
+    LOOKS,
     PHONE,
+    colour_of,
     fields,
     needs_chromium,
     no_violation,
-    paint_count,
-    painted,
-    pixels,
+    reloaded,
+    repainted,
+    table_row,
 )
 from tests.stream.serve.city import (
     BUSY,
@@ -47,8 +48,7 @@ from tests.stream.serve.city import (
     rows_of_city,
     window,
 )
-from tests.stream.serve.serving import page_of, serving
-from tests.support.nightly import nightly
+from tests.stream.serve.serving import json_of, page_of, served
 from tests.support.participating import riders
 from tests.support.releasing import released
 
@@ -161,21 +161,11 @@ def scheduled_config(tmp_path: Path, steady: float) -> Config:
     return city_config(tmp_path, **{"feed.name": "bus", "public.places": str(tmp_path / "places.json")})
 
 
-@pytest.fixture
-def on_kafka(config: Config, kafka: str, topic_name: str) -> Config:
-    return config.model_copy(
-        update={
-            "kafka": config.kafka.model_copy(update={"bootstrap": kafka}),
-            "feed": config.feed.model_copy(update={"name": topic_name}),
-        }
-    )
-
-
 @pytest.mark.asyncio(loop_scope="session")
-async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_released_cells_of_a_window(on_kafka):
-    async with serving(on_kafka, window(on_kafka, 0)) as client:
-        assert (await (await client.get("/dashboard/settings")).json())["scheduled"] is True
-        table = await (await client.get("/api/v1/scheduled")).json()
+async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_released_cells_of_a_window(config):
+    async with served(config, window(config, 0)) as client:
+        assert (await json_of(client, "/dashboard/settings"))["scheduled"] is True
+        table = await json_of(client, "/api/v1/scheduled")
         assert (table["resolution"], table["unit"]) == (7, "km/h")
         rows = {row["cell"]: row for row in table["cells"]}
         assert rows[UNCERTAIN]["workday"] == {"8": pytest.approx(30, abs=0.01)}
@@ -187,54 +177,47 @@ async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_releas
         assert speeds == {cell: pytest.approx(speed, abs=0.01) for cell, speed in expected.items()}
         again = await client.get(path, headers={"If-None-Match": answer.headers["ETag"]})
         assert again.status == 304
-        assert (await client.get("/api/v1/windows/2001-01-01T00:00:00Z/scheduled")).status == 404
+        await json_of(client, "/api/v1/windows/2001-01-01T00:00:00Z/scheduled", 404)
 
 
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
-@pytest.mark.parametrize(
-    ("size", "colours"), [nightly(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
-)
+@LOOKS
 async def test_only_cells_whose_difference_from_the_timetable_noise_does_not_explain_have_a_colour(
-    browser, config, tmp_path, size, colours
+    browser, config, tmp_path, look
 ):
     """STEADY is scheduled at what was released of it, so no draw can make the test fail."""
-    options: dict[str, Any] = {"size": size, "color_scheme": colours}
     messages = window(config, 0)
     scheduled_config(tmp_path, bodies(messages)[STEADY]["mean"]["value"])
-    async with page_of(browser, config, messages, "#at=10/30.27/-97.7", **options) as (page, _):
-        if size == PHONE:
+    async with page_of(browser, config, messages, "#at=10/30.27/-97.7", **look) as (page, _):
+        if look["size"] == PHONE:
             await page.locator("#controls-fold summary").click()
         await page.get_by_role("radio", name="Difference").check()
-        before = await paint_count(page)
-        await page.get_by_role("combobox", name="Compared with").select_option("scheduled")
-        await painted(page, before)
+        async with repainted(page):
+            await page.get_by_role("combobox", name="Compared with").select_option("scheduled")
         legend = page.locator("#legend")
         await expect(legend.locator("h3")).to_have_text("Compared with the timetable in these hours")
         await expect(legend).to_contain_text("no scheduled speed that can be compared with")
         assert (await fields(page))["colours"] == "scheduled"
         await no_violation(page)
-        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
-        if size == PHONE:
+        if look["size"] == PHONE:
             await page.locator("#controls-fold summary").click()
         else:
-            red = sorted(await pixels(page, BUSY), key=sum)[128]
+            red = await colour_of(page, BUSY)
             assert red[0] > 150 > red[1]
-        await page.locator("#table-button").click()
+        busy, steady, uncertain = [await table_row(page, cell) for cell in (BUSY, STEADY, UNCERTAIN)]
         await expect(page.locator("#table-scroll thead")).to_contain_text("Against schedule")
-        rows = page.locator("#table-scroll tbody tr")
-        await expect(rows.filter(has_text=BUSY)).to_contain_text(re.compile(r"(4[89]|5[012]) % slower than scheduled"))
-        await expect(rows.filter(has_text=STEADY)).to_contain_text("within the noise")
-        await expect(rows.filter(has_text=UNCERTAIN)).not_to_contain_text("scheduled")
-        await rows.filter(has_text=BUSY).locator("button").click()
+        await expect(busy).to_contain_text(re.compile(r"(4[89]|5[012]) % slower than scheduled"))
+        await expect(steady).to_contain_text("within the noise")
+        await expect(uncertain).not_to_contain_text("scheduled")
+        await busy.locator("button").click()
         details = page.locator("#details")
         await expect(details).to_contain_text("Scheduled in these hours: 44.0 km/h")
         await expect(details).to_contain_text(
             re.compile(r"% slower than scheduled: −2[12]\.\d ± \d\.\d km/h as released, the error being noise")
         )
         await no_violation(page)
-        await page.reload()
-        await page.wait_for_selector("html[data-ready]")
+        await reloaded(page)
         await expect(legend.locator("h3")).to_have_text("Compared with the timetable in these hours")
 
 
@@ -326,10 +309,9 @@ def _crowds(body: dict[str, Any]) -> bool:
 async def test_table_and_card_say_that_it_is_so_much_or_more(browser, tmp_path):
     config = city_config(tmp_path)
     async with page_of(browser, config, motorway(tmp_path), color_scheme="light") as (page, _):
-        await page.locator("#table-button").click()
-        rows = page.locator("#table-scroll tbody tr")
-        await expect(rows.filter(has_text="≥")).to_have_count(1)
-        await rows.filter(has_text="≥").locator("button").click()
+        row = await table_row(page, "≥")
+        await expect(row).to_have_count(1)
+        await row.locator("button").click()
         card = page.locator("#details")
         await expect(card.locator(".reading").first).to_contain_text("≥")
         await expect(card).to_contain_text("so true values may be higher. Values above 65 km/h count as 65.")

@@ -248,16 +248,12 @@ async def test_under_values_derived_speeds_are_said_to_be_protected_by_participa
     assert feed["note"].endswith("To protect derived speeds, use relation 'participation'.")
 
 
-async def test_under_participation_derived_speeds_need_no_note(tmp_path):
-    config = riders_config(tmp_path, **{"feed.speeds": "missing"})
-    feeds, shown = await listed(tmp_path, config)
-    own = {"feed": config.feed.name, "map": "live", "derived_speeds": "missing", "note": None}
-    assert own in feeds
-    assert shown == "missing"
-
-
-async def test_reported_speeds_and_feeds_that_are_not_configured_have_neither_source_nor_note(tmp_path):
+async def test_nothing_is_noted_under_participation_of_reported_speeds_and_of_feeds_that_are_not_configured(tmp_path):
+    riders = riders_config(tmp_path, **{"feed.speeds": "missing"})
     nothing = {"derived_speeds": None, "note": None}
+    own = {"feed": riders.feed.name, "map": "live", "derived_speeds": "missing", "note": None}
+    feeds, shown = await listed(tmp_path, riders)
+    assert (own in feeds, shown) == (True, "missing")
     assert await listed(tmp_path, bus_config(tmp_path)) == ([{"feed": "bus", "map": "live"} | nothing], None)
     feeds, _ = await listed(tmp_path, bus_config(tmp_path, **{"feed.name": "tram", "feed.speeds": "derived"}))
     assert [(feed["feed"], feed["derived_speeds"]) for feed in feeds] == [("bus", None), ("tram", "derived")]

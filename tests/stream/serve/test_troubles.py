@@ -12,18 +12,19 @@ import pytest
 from playwright.async_api import Page, Route, expect
 
 from bench.dashboard import streets, window_of
-from stream.messages.lines import line_of
 from tests.stream.serve.browser import (
     LAPTOP,
-    PATIENCE_MS,
     PHONE,
     fields,
     needs_chromium,
     no_violation,
-    paint_count,
-    painted,
-    pixels,
+    reloaded,
+    repainted,
     revisit,
+    shade_of,
+    shows,
+    step,
+    table_row,
 )
 from tests.stream.serve.city import (
     BUSY,
@@ -37,8 +38,9 @@ from tests.stream.serve.city import (
     city_config,
     remembered,
     window,
+    windows,
 )
-from tests.stream.serve.serving import origin_of, page_of, serving_file
+from tests.stream.serve.serving import append, json_of, origin_of, page_of, serving_file
 from tests.support.builders import SLOT
 from tests.support.nightly import nightly
 
@@ -55,14 +57,9 @@ MORE_THAN_CONNECTIONS = 7
 """A browser has six connections for all tabs of a server that speaks HTTP/1.1."""
 
 
-async def shows(page: Page, hour: int) -> None:
-    await page.wait_for_selector(f'html[data-window="2017-03-21T{12 + hour:02}:00:00Z"]', timeout=PATIENCE_MS)
-
-
 async def test_without_webgl_the_page_says_so_and_everything_but_the_map_works(browser, tmp_path):
     config = city_config(tmp_path)
-    messages = [message for hour in range(2) for message in window(config, hour)]
-    async with page_of(browser, config, messages, init=NO_WEBGL) as (page, _):
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * 2), init=NO_WEBGL) as (page, _):
         await expect(page.locator("#map .mapless")).to_contain_text("it has no WebGL")
         await expect(page.locator("#table-scroll tbody tr")).to_have_count(len(CELLS))
         await page.locator("#earlier").click()
@@ -75,7 +72,7 @@ async def test_without_webgl_the_page_says_so_and_everything_but_the_map_works(b
 @pytest.mark.nightly
 async def test_more_tabs_than_connections_all_show_new_windows_once_they_are_looked_at(browser, tmp_path):
     config, releases = city_config(tmp_path), tmp_path / "releases.ndjson"
-    releases.write_text("".join(map(line_of, window(config, 0))), encoding="utf-8")
+    append(releases, window(config, 0))
     async with (
         serving_file(config, releases) as client,
         await browser.new_context(viewport={"width": 400, "height": 300}) as context,
@@ -89,16 +86,14 @@ async def test_more_tabs_than_connections_all_show_new_windows_once_they_are_loo
             await page.evaluate(SEEN, False)
         *hidden, last = pages
         await last.evaluate(SEEN, True)
-        with releases.open("a", encoding="utf-8") as file:
-            file.write("".join(map(line_of, window(config, 1))))
+        append(releases, window(config, 1))
         await shows(last, 1)
         assert await hidden[0].get_attribute("html", "data-window") == "2017-03-21T12:00:00Z"
         await hidden[0].evaluate(SEEN, True)
         await shows(hidden[0], 1)
         # A window that is announced and cannot be fetched turns the pill, though the stream is there.
         await last.route("**/api/v1/hexagons?*", lambda route: route.abort())
-        with releases.open("a", encoding="utf-8") as file:
-            file.write("".join(map(line_of, window(config, 2))))
+        append(releases, window(config, 2))
         await expect(last.locator("#badge")).to_have_attribute("data-state", "offline")
         await expect(last.locator("#badge")).to_contain_text("The newest window cannot be read")
         await last.unroute("**/api/v1/hexagons?*")
@@ -108,12 +103,6 @@ async def test_more_tabs_than_connections_all_show_new_windows_once_they_are_loo
 
 VIEWS = ("Now", "Typical", "Difference")
 WIDE = {"width": 1920, "height": 1080}
-
-
-async def shades(page: Page, cell: str) -> int:
-    """How far the colour of a cell is from grey."""
-    middle = sorted(await pixels(page, cell), key=sum)[128]
-    return max(middle) - min(middle)
 
 
 def is_clear(hexagon: dict[str, Any]) -> bool:
@@ -137,12 +126,11 @@ async def test_the_colours_of_the_difference_are_the_verdict_of_the_api_and_noth
 
     config = city_config(tmp_path)
     async with page_of(browser, config, messages, "#colours=difference&at=10/30.27/-97.7") as (page, _):
-        assert await shades(page, STEADY) < 24 < await shades(page, BUSY)
+        assert await shade_of(page, STEADY) < 24 < await shade_of(page, BUSY)
         await page.route("**/api/v1/hexagons*", turn)
-        await page.reload()
-        await page.wait_for_selector("html[data-ready]")
+        await reloaded(page)
         assert (turned[STEADY], turned[BUSY]) == (True, False)
-        assert await shades(page, BUSY) < 24 < await shades(page, STEADY)
+        assert await shade_of(page, BUSY) < 24 < await shade_of(page, STEADY)
 
 
 @pytest.mark.parametrize(("size", "colours"), [(PHONE, "dark"), nightly(LAPTOP, "light"), nightly(WIDE, "dark")])
@@ -159,28 +147,24 @@ async def test_three_views_and_of_the_difference_only_what_noise_does_not_explai
             await page.locator("#controls-fold summary").click()
         now, typical, difference = (page.get_by_role("radio", name=name, exact=True) for name in VIEWS)
         await expect(now).to_be_checked()
-        before = await paint_count(page)
-        await typical.check()
-        await painted(page, before)
+        async with repainted(page):
+            await typical.check()
         await expect(page.locator("#legend h3")).to_have_text("Typical at this hour, km/h")
         assert (await fields(page))["colours"] == "typical"
         await no_violation(page)
-        before = await paint_count(page)
-        await difference.check()
-        await painted(page, before)
+        async with repainted(page):
+            await difference.check()
         await expect(page.locator("#legend h3")).to_have_text("Compared with what is typical at this hour")
         await no_violation(page)
-        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         if size == PHONE:
             await page.locator("#controls-fold summary").click()
-        assert await shades(page, UNCERTAIN) < 24 < await shades(page, BUSY)
-        answer = await (await client.get("/api/v1/hexagons")).json()
-        assert {one["cell"] for one in answer["hexagons"] if is_clear(one)} == {BUSY}
+        assert await shade_of(page, UNCERTAIN) < 24 < await shade_of(page, BUSY)
+        hexagons = (await json_of(client, "/api/v1/hexagons"))["hexagons"]
+        assert {one["cell"] for one in hexagons if is_clear(one)} == {BUSY}
         for cell, clear in ((BUSY, True), (UNCERTAIN, False)):
             low, high = body[cell]["post_processed"]["deviation"]["interval"]
             assert (low * high > 0) == clear, "the message says the same"
-        await page.locator("#table-button").click()
-        row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
+        row = await table_row(page, BUSY)
         await expect(row).to_contain_text(re.compile(r"\d\d % slower than typical"))
         await row.locator("button").click()
         value = body[BUSY]["post_processed"]["typical"]["value"]
@@ -200,9 +184,8 @@ async def test_a_map_is_called_what_it_is(browser, tmp_path, size, kind):
             await page.locator("#controls-fold summary").click()
         for view in views if kind == "live" else views[::-1]:
             if not await view.is_checked():
-                before = await paint_count(page)
-                await view.check()
-                await painted(page, before)
+                async with repainted(page):
+                    await view.check()
             is_typical = view is views[1]
             await expect(badge).to_have_attribute("data-state", "typical" if is_typical else "live")
             await expect(badge).to_have_text(label if is_typical else re.compile("^Up to date"))
@@ -215,8 +198,8 @@ async def test_a_map_is_called_what_it_is(browser, tmp_path, size, kind):
         await page.locator("#about-button").click()
         about = page.locator("#about-body", has_text="This map is typical, not live")
         await expect(about).to_have_count(int(kind == "typical"))
-        feeds = (await (await client.get("/api/v1/feeds")).json())["feeds"]
-        answers = [await (await client.get(f"/api/v1/hexagons?format={form}")).json() for form in ("json", "geojson")]
+        feeds = (await json_of(client, "/api/v1/feeds"))["feeds"]
+        answers = [await json_of(client, f"/api/v1/hexagons?format={form}") for form in ("json", "geojson")]
         assert [answer["map"] for answer in (*feeds, *answers)] == [kind] * 3
 
 
@@ -242,11 +225,10 @@ FAR, NEAR = "8.5", "13"
 """Zooms at which cells have no numbers, and at which they have."""
 
 
-async def frames_of_a_window(page: Page, before: str) -> int:
+async def frames_of_a_window(page: Page) -> int:
     await page.evaluate(CALM)
     await page.evaluate("window.drawn = 0")
-    await page.get_by_role("button", name="Earlier window").click()
-    await painted(page, before)
+    await step(page, "Earlier window")
     await page.evaluate(CALM)
     return await page.evaluate("window.drawn")
 
@@ -269,10 +251,9 @@ async def test_a_window_of_lines_and_hexagons_costs_one_frame_and_another_one_wh
     lat, lng = h3.cell_to_latlng(chosen)
     far, near = (f"#hexagons=on&cell={chosen}&at={zoom}/{lat}/{lng}" for zoom in (FAR, NEAR))
     async with page_of(browser, config, messages, far, init=COUNT) as (page, _):
-        assert [await frames_of_a_window(page, str(before)) for before in (1, 2)] == [1, 1]
+        assert [await frames_of_a_window(page) for _ in range(2)] == [1, 1]
         await revisit(page, near)
-        assert [await frames_of_a_window(page, str(before)) for before in (1, 2)] == [2, 2]
+        assert [await frames_of_a_window(page) for _ in range(2)] == [2, 2]
         await page.route("**/assets/index-*.js", without_waiting)
-        await page.reload()
-        await page.wait_for_selector("html[data-ready]")
-        assert await frames_of_a_window(page, await page.evaluate("document.documentElement.dataset.painted")) > 2
+        await reloaded(page)
+        assert await frames_of_a_window(page) > 2
