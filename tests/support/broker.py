@@ -11,12 +11,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-<<<<<<< HEAD
-from stream.local import KafkaServer
+from stream.local.kafka import KafkaServer
 from tests.support.forking import started_once
-=======
-from stream.local.kafka import REPO_ROOT, KafkaServer
->>>>>>> main
 
 START_SECONDS = 240.0  # includes the first fetch of the jars
 

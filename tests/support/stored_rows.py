@@ -9,11 +9,6 @@ from redis.asyncio import Redis
 
 from stream.app.worker import Worker
 from stream.config import Config
-<<<<<<< HEAD
-=======
-from stream.local.server import RedisServer
-from stream.storage import client
->>>>>>> main
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, ReadThrough, RowStore
