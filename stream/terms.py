@@ -307,6 +307,7 @@ class Terms(Struct, frozen=True):
     def of(cls, config: Config) -> Self:
         """The terms of a configuration."""
         value, speed, window = config.value, config.speed, config.window
+        typical = None if value.typical is None else value.typical - value.lower
         return cls(
             feed=config.feed.name,
             relation=config.relation,
@@ -315,7 +316,7 @@ class Terms(Struct, frozen=True):
             period_s=config.privacy.period // timedelta(seconds=1),
             privacy=_privacy(config),
             hexagons=HexagonTerms(**config.hexagons.model_dump()),
-            speed=SpeedTerms(upper_quanta=value.upper_quanta, typical=value.typical_above_lower, **speed.model_dump()),
+            speed=SpeedTerms(upper_quanta=value.upper_quanta, typical=typical, **speed.model_dump()),
             value=ValueTerms(name=value.name, unit=value.unit, lower_quanta=value.lower_quanta),
             ledger=config.shared_ledger,
             horizon=_horizon(config),

@@ -76,18 +76,25 @@ class ArrayPlan(MeanPlan):
     grouping: Grouping
 
 
-def _pooled(upper: int, samples: IntArray, retained: IntArray, epsilon_micro: int) -> MeanPlan:
-    n, total = int(retained.sum()), int(samples.sum())
-    check_total(total, upper)
-    sensitivities = upper * retained
-    t, s = noise_ratio(int(sensitivities.max()), epsilon_micro)
-    bias, usual = upper * (1 - n / total), usual_bias(upper, samples, retained, np.full(len(samples), 1 / n))
-    return MeanPlan(samples, retained, n, sensitivities, t, s, losses(sensitivities, t, s), bias, usual)
-
-
 @dataclass(frozen=True)
-class _PooledMean:
+class Baseline:
+    """Mean of all samples plus Lap(U·max m/(N·ε)) (S1). ``upper``: U in quanta."""
+
     upper: int
+
+    def plan(self, samples: IntArray, epsilon_micro: int) -> MeanPlan:
+        """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
+        upper, m = checked_upper(self.upper), checked_samples(samples)
+        retained = self._retained(m, epsilon_micro)
+        n, total = int(retained.sum()), int(m.sum())
+        check_total(total, upper)
+        sensitivities = upper * retained
+        t, s = noise_ratio(int(sensitivities.max()), epsilon_micro)
+        bias, usual = upper * (1 - n / total), usual_bias(upper, m, retained, np.full(len(m), 1 / n))
+        return MeanPlan(m, retained, n, sensitivities, t, s, losses(sensitivities, t, s), bias, usual)
+
+    def _retained(self, samples: IntArray, epsilon_micro: int) -> IntArray:
+        return samples
 
     def release(self, values: IntArray, plan: MeanPlan, noise: Noise) -> Estimate:
         """Draw the mean of retained ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
@@ -97,22 +104,11 @@ class _PooledMean:
         return noisy_estimate(int(kept.sum()), *scale, plan.divisor, self.upper, plan.bias_bound, noise)
 
 
-class Baseline(_PooledMean):
-    """Mean of all samples plus Lap(U·max m/(N·ε)) (S1). ``upper``: U in quanta."""
-
-    def plan(self, samples: IntArray, epsilon_micro: int) -> MeanPlan:
-        """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
-        upper, m = checked_upper(self.upper), checked_samples(samples)
-        return _pooled(upper, m, m, epsilon_micro)
-
-
-class PooledMinimax(_PooledMean):
+class PooledMinimax(Baseline):
     """Mean of the first m samples of each user, m minimising worst-case bias + noise scale (S4). ``upper``: quanta."""
 
-    def plan(self, samples: IntArray, epsilon_micro: int) -> MeanPlan:
-        """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
-        upper, m = checked_upper(self.upper), checked_samples(samples)
-        return _pooled(upper, m, np.minimum(m, minimax_samples(m, epsilon_micro)), epsilon_micro)
+    def _retained(self, samples: IntArray, epsilon_micro: int) -> IntArray:
+        return np.minimum(samples, minimax_samples(samples, epsilon_micro))
 
 
 def minimax_samples(samples: IntArray, epsilon_micro: int) -> int:

@@ -123,9 +123,9 @@ def choose_settings(config: Path | None, relation: NeighbouringRelation | None) 
 
 
 def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
-    from stream.evaluation.evaluate import variant_names
+    from stream.evaluation.evaluate import ACCOUNTINGS, VARIANTS
 
-    known = variant_names(settings)
+    known = list(VARIANTS if settings.relation == NeighbouringRelation.VALUES else ACCOUNTINGS)
     names = known if mechanisms == "all" else mechanisms.split(",")
     unknown = sorted(set(names) - set(known) - {"configured"})
     if unknown:

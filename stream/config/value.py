@@ -75,11 +75,6 @@ class ValueConfig(Section):
         """U, the width of the range, in quanta: inside, values count from ``lower``."""
         return round(self.upper / QUANTUM) - self.lower_quanta
 
-    @property
-    def typical_above_lower(self) -> float | None:
-        """``typical`` as inside, where values count from ``lower``."""
-        return None if self.typical is None else self.typical - self.lower
-
 
 def value_problems(value: ValueConfig, feed: FeedConfig, speed: SpeedConfig) -> Iterator[str]:
     """A sentence for each choice that another one is in the way of."""

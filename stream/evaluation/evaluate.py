@@ -25,7 +25,6 @@ from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
 from dpcore.errors import DPError
 from dpcore.noise import Noise
-from dpcore.relation import NeighbouringRelation
 from stream.config import Config, ConfigError
 from stream.config.loading import with_section
 from stream.config.public_cells import public_cells
@@ -93,11 +92,6 @@ def with_accounting(config: Config, accounting: str) -> Config:
     else:
         given |= {"delta": None, "windows": None, "epsilon": privacy.budget * grants / budgets}
     return with_section(config, "privacy", given)
-
-
-def variant_names(config: Config) -> list[str]:
-    """Variants that the relation allows: mechanisms under "values", accountings under "participation"."""
-    return list(VARIANTS) if config.relation == NeighbouringRelation.VALUES else list(ACCOUNTINGS)
 
 
 def variants(config: Config, names: list[str]) -> Iterator[tuple[str, Config]]:

@@ -111,8 +111,9 @@ class Runs:
             db.commit()
 
     def killed_after_a_message(self) -> None:
-        """One more message is read, and of another one the effects are written and not committed."""
-        process = multiprocessing.get_context("fork").Process(target=self._die)
+        """One more message is read, and of another one the effects are written and not committed. A process that waits
+        for ever ends with this one."""
+        process = multiprocessing.get_context("fork").Process(target=self._die, daemon=True)
         process.start()
         process.join(60)
         assert process.exitcode == KILLED

@@ -1,4 +1,4 @@
-"""``python -m tests.planted_bugs [--quick] [--only TEXT] [--jobs N] [--markdown]``: plant every bug in a copy of the
+"""``python -m tests.planted_bugs [--quick] [--only TEXT] [--jobs N]``: plant every bug in a copy of the
 tree.
 
 First the named tests must pass in a copy without a bug; then each bug must make its test fail. Exit 0 if every bug made
@@ -23,9 +23,6 @@ def main() -> int:
     options.add_argument("--quick", action="store_true", help="only the few that every run of the tests plants")
     options.add_argument("--only", default="", help="only bugs whose name contains this")
     options.add_argument("--jobs", type=int, default=2, help="copies of the tree that are tested at once (2)")
-    options.add_argument(
-        "--markdown", action="store_true", help="a table: the bug, its file, and the test that noticed"
-    )
     given = options.parse_args()
     bugs = [bug for bug in BUGS if given.only in bug.name and (not given.quick or bug.name in QUICK)]
     started = time.monotonic()
@@ -47,15 +44,10 @@ def main() -> int:
         if broken:
             print(f"tests that fail without any bug: what they notice would mean nothing\n{broken}")
         missed = 0
-        if given.markdown:
-            print("| planted bug | file | noticed by | |\n|---|---|---|---|")
         for bug, (verdict, seconds) in zip(bugs, pool.map(judged, bugs), strict=True):
             missed += verdict != "noticed"
             test = f"{bug.test} -k '{bug.select}'" if bug.select else bug.test
-            if given.markdown:
-                print(f"| {bug.name} | `{bug.file}` | `{test}` | {verdict} |", flush=True)
-            else:
-                print(f"{verdict:10} {seconds:5.1f} s  {bug.name:72} {test}", flush=True)
+            print(f"{verdict:10} {seconds:5.1f} s  {bug.name:72} {test}", flush=True)
     print(
         f"{len(bugs) - missed} of {len(bugs)} planted bugs noticed in {time.monotonic() - started:.0f} s",
         file=sys.stderr,

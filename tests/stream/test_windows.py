@@ -223,6 +223,6 @@ def test_a_range_may_lie_across_the_meridian_and_one_without_width_is_none():
     assert parse_box("177,-18,-179,-16") == (177, -18, -179, -16)
     with pytest.raises(RangeError, match="is not a box"):
         parse_box("177,-18,177,-16")
-    inside, outside = (Cell(h3.latlng_to_cell(-17, lng, 7), "published", 1) for lng in (-179.5, 0))
+    inside, outside = (Cell(h3.latlng_to_cell(-17, lng, 8), "ok", 1) for lng in (-179.5, 0))
     assert _wanted(inside, (177, -18, -179, -16), None)
     assert not _wanted(outside, (177, -18, -179, -16), None)

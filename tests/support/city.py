@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.protocol import close_process
 from stream.protocol.close_process import close_windows
-from stream.protocol.ledger_check import verify_ledger
+from stream.protocol.ledger_check import LedgerCheck, verify_ledger
 from stream.storage.ledger import Ledger
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config
 from tests.support.sharing import PERIOD, sharing
-from tests.support.stored_rows import fill
+from tests.support.stored_rows import dump, fill, put_back
 from tests.support.topics_reader import read_all
 
 HOUR = 3600
@@ -74,6 +75,24 @@ class City:
     async def sequences(self) -> list[int]:
         """The numbers of the windows that were published."""
         return [marker["sequence"] for marker in await self.markers()]
+
+    @contextmanager
+    def losing_after_the_next_look(self, config: Config) -> Iterator[None]:
+        """After the next look at the close markers, a window of ``config`` is released, and Redis loses it again."""
+        look, looks = LedgerCheck.verify, []
+
+        async def overtaken(check: LedgerCheck) -> None:
+            await look(check)
+            looks.append(1)
+            if len(looks) == 1:
+                async with Redis.from_url(self.server.url) as client:
+                    older = await dump(client)
+                    assert await self.release(config, 0) is None
+                    await put_back(client, older)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LedgerCheck, "verify", overtaken)
+            yield
 
     def backup(self) -> None:
         """Copy the append-only file, in place of an earlier copy."""

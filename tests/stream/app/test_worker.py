@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager, closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ import numpy as np
 import pytest
 import redis
 from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import AIOKafkaAdminClient
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
@@ -51,18 +50,18 @@ from tests.stream.serve.serving import serving
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config, zcdp_config
 from tests.support.environment import environment, make_ready, worker_environment, working
-from tests.support.feeding import create_topic, produce, until, until_true
-from tests.support.redis_cluster import LocalCluster, Node
+from tests.support.feeding import administering, create_topic, produce, until, until_true
+from tests.support.redis_cluster import LocalCluster
 from tests.support.topics_reader import read_all
 
-_DOMAIN = '{"south": 30.2, "west": -97.75, "north": 30.3, "east": -97.6}'
+_DOMAIN = {"south": 30.2, "west": -97.75, "north": 30.3, "east": -97.6}
 
 
 @pytest.mark.parametrize("accounting", ["pure", "zcdp"])
 async def test_every_window_is_released_on_the_tick_with_the_same_number_of_messages_visited_or_not(
     hexveil, kafka, redis, redis_url, tmp_path, topic_name, accounting
 ):
-    area = {"feed.domain": _DOMAIN, "hexagons.resolution": "7"}
+    area = {"feed.domain": json.dumps(_DOMAIN), "hexagons.resolution": "7"}
     ticks = {"window.slot": "3s", "window.allowed_delay": "1s", "window.publication_margin": "5s"}
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **area, **ticks)
     riders = hourly.RIDERS
@@ -82,7 +81,7 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
     seconds = [int(start[17:19]) for start in starts]
     assert all((b - a) % 60 == 3 for a, b in itertools.pairwise(seconds)), "a window was left out"
     per_window = Counter(json.loads(r.value)["window"]["start"] for r in records if r.topic == HEXAGON_SPEED)
-    config = load_config(riders, **{"feed.domain": json.loads(_DOMAIN), "hexagons.resolution": 7})
+    config = load_config(riders, **{"feed.domain": _DOMAIN, "hexagons.resolution": 7})
     assert {per_window[start] for start in starts} == {len(public_cells(config))}
     (charge,) = (await redis.hgetall(FeedKeys(topic_name).ledger(_local_date()))).values()
     bodies = [json.loads(record.value) for record in records]
@@ -103,14 +102,9 @@ def _local_date() -> str:
 
 
 BOX = {"south": 30.1, "west": -97.9, "north": 30.5, "east": -97.5}
-SETTINGS = {
-    "mechanisms": ["auto", "euler", "ug"],
-    "epsilon": 1.5,
-    "domain": BOX,
-    "rows": 16,
-    "columns": 16,
-    "euler": {},
-}
+SETTINGS = {"mechanisms": ["auto", "euler", "ug"], "epsilon": 1.5, "domain": BOX, "euler": {}}
+SETTINGS |= {"rows": 16, "columns": 16}
+FIELDS = {"user": "user", "time": "time", "lat": "lat", "lng": "lng", "value": "speed", "time_format": "epoch-ms"}
 
 
 def events(users: int = 40) -> list[bytes]:
@@ -130,6 +124,8 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
     hexveil, kafka, redis, redis_url, tmp_path, topic_name
 ):
     settings = {"window.lateness": "event-time", "window.idle_timeout": "4s", "histogram": json.dumps(SETTINGS)}
+    settings |= {"feed.format": "declared", "feed.fields": json.dumps(FIELDS), "value.name": "PM2.5"}
+    settings |= {"value.unit": "µg/m³", "speed.sum_cap": "0"}
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **settings)
     await create_topic(kafka, topic_name, 2)
     make_ready(hexveil, env, tmp_path, hourly.BUS, since="2017-03-21")
@@ -151,6 +147,10 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
     assert sorted((one["window"]["start"], one["mechanism"]) for one in histograms) == [
         (start, name) for start in ("2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z") for name in ("auto", "euler", "ug")
     ]
+    bodies = [json.loads(record.value) for record in records]
+    assert {body["mean"]["unit"] for body in bodies if "mean" in body} == {"µg/m³"}
+    markers = {(body["value"], body["clipping"]["unit"]) for body in bodies if "generation" in body}
+    assert markers == {("PM2.5", "µg/m³")}
     file = tmp_path / "releases.ndjson"
     file.write_text("".join(record.value.decode() + "\n" for record in records if record.topic != WINDOW))
     async with serving(config) as client:
@@ -323,16 +323,12 @@ async def test_a_topic_that_is_deleted_makes_the_worker_unready_until_it_is_ther
     await create_topics(config)
     worker = start(kafka, own_redis.url, free_port(), **{"feed.topic": topic_name, "feed.name": topic_name})
     await asyncio.to_thread(worker.wait_for, worker.is_ready)
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    try:
+    async with administering(kafka) as admin:
         await admin.delete_topics([topic_name])
-        await asyncio.to_thread(worker.wait_for, lambda: topic_name in " ".join(worker.problems()))
-        assert worker.process.poll() is None
-        await create_topics(config)
-        await asyncio.to_thread(worker.wait_for, worker.is_ready)
-    finally:
-        await admin.close()
+    await asyncio.to_thread(worker.wait_for, lambda: topic_name in " ".join(worker.problems()))
+    assert worker.process.poll() is None
+    await create_topics(config)
+    await asyncio.to_thread(worker.wait_for, worker.is_ready)
     assert worker.stop() < STOP_SECONDS
 
 
@@ -349,23 +345,6 @@ def test_a_taken_operator_port_is_named_with_its_keys(start):
 
 EVENTS, PARTITIONS, WINDOWS = 7_000, 6, 2
 """One event a second, in two windows of an hour."""
-
-
-def recording(folder: Path) -> Path:
-    file, begin = folder / "hours.ndjson", 1_490_097_600_000
-    events = [
-        {"user": f"bus{k % 40}", "time": begin + 1_000 * k, "lat": 30.2, "lng": -97.7, "speed": 20.0 + k % 7}
-        for k in range(EVENTS)
-    ]
-    file.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
-    return file
-
-
-def holder_of_rows_only(cluster: LocalCluster, feed: str, topic: str) -> Node:
-    keys = FeedKeys(feed)
-    ledger = cluster.master_of(keys.generation)
-    masters = (cluster.master_of(PartKeys(keys, f"{topic}/{number}").progress) for number in range(PARTITIONS))
-    return next(node for node in masters if node is not ledger)
 
 
 async def test_a_worker_releases_every_event_once_although_a_master_is_killed_while_it_reads(
@@ -387,13 +366,17 @@ async def test_a_worker_releases_every_event_once_although_a_master_is_killed_wh
         given = environment({**settings, **words, "config": str(hourly.BUS)})
         await create_topic(kafka, topic_name, PARTITIONS)
         await asyncio.to_thread(make_ready, hexveil, given, tmp_path, hourly.BUS, since="2017-03-21")
-        replay = [*hexveil, "replay", str(recording(tmp_path)), "--format", "canonical"]
-        await asyncio.to_thread(subprocess.run, replay, env=given, cwd=tmp_path, check=True)
+        place = {"lat": 30.2, "lng": -97.7, "speed": 20.0}
+        sent = [place | {"user": f"bus{k % 40}", "time": 1_000 * (SLOT + k)} for k in range(EVENTS)]
+        await produce(kafka, topic_name, [json.dumps(event).encode() for event in sent], PARTITIONS)
         client = redis_client(config.redis)
         async with working(hexveil, given, tmp_path, hourly.BUS), asyncio.timeout(90):
             while not sum((await RowStore.of(client, config).next_offsets()).values()):
                 await asyncio.sleep(0.02)
-            holder_of_rows_only(cluster, topic_name, topic_name).process.kill()
+            keys = FeedKeys(topic_name)
+            parts = (PartKeys(keys, f"{topic_name}/{number}").progress for number in range(PARTITIONS))
+            ledger = cluster.master_of(keys.generation)  # and the master to kill holds rows only
+            next(node for node in map(cluster.master_of, parts) if node is not ledger).process.kill()
             while len(await read_all(kafka, topic_name, [WINDOW])) < WINDOWS:
                 await asyncio.sleep(0.3)
             cells = [json.loads(message.value) for message in await read_all(kafka, topic_name, [HEXAGON_SPEED])]
@@ -506,44 +489,6 @@ def costly_in(first: int, cost: float) -> Callable[..., Any]:
     return costly
 
 
-async def offsets_after_the_end(
-    config: Config, redis: Redis, kafka: str, monkeypatch: pytest.MonkeyPatch, cost: float = COST
-) -> list[tuple[float, float]]:
-    """Seconds from the end of each window to the arrival of its first and last message. The first one is costly.
-
-    The published numbers do not tell so.
-    """
-    rows, arrivals = RowStore(redis, config.feed.name), Arrivals(config.feed.name)
-    async with beside(arrivals.listen(kafka), read_on(rows)):
-        await asyncio.wait_for(arrivals.listening.wait(), 60)
-        first = int(time.time()) // SLOT_SECONDS * SLOT_SECONDS + 2 * SLOT_SECONDS
-        await redis.set(FeedKeys(config.feed.name).first_slot, first)
-        crowd = random_rows(1, 2000, slot=first)
-        crowd["time"] = first * 1_000_000 + np.arange(2000)
-        await rows.append("t/0", 0, 2000, crowd, np.arange(2000), np.full(2000, first))
-        monkeypatch.setattr(WindowStatistics, "draw", costly_in(first, cost))
-        monkeypatch.setattr(WorkProcess, "run", in_a_thread)
-        monkeypatch.setattr(Worker, "end_soon", lambda _: None)
-        worker = Worker(config)
-        worker.ready.set()
-        services = [Closing(worker), Publishing(worker)]
-        slots = range(first, first + (LATER + 1) * SLOT_SECONDS, SLOT_SECONDS)
-
-        for service in services:
-            await service.start()
-        try:
-            await until_true(lambda: all(text(slot) in arrivals.markers for slot in slots), 120.0)
-        finally:
-            for service in services:
-                await service.stop()
-            await worker.redis.aclose()
-    assert [arrivals.numbers[text(slot)] for slot in slots] == list(range(1, LATER + 2))
-    return [
-        (arrivals.first[text(slot)] - slot - SLOT_SECONDS, arrivals.markers[text(slot)] - slot - SLOT_SECONDS)
-        for slot in slots
-    ]
-
-
 async def begun(redis: Redis, folder: Path, feed: str, kafka: str, redis_url: str, **overrides: str) -> Config:
     """A feed in a small box, with its topics and its ledger."""
     settings = {"feed.name": feed, "feed.domain": SMALL_BOX, "kafka.bootstrap": kafka, "redis.url": redis_url}
@@ -565,11 +510,38 @@ async def test_windows_of_very_different_cost_are_published_in_order_at_the_same
     cost, kafka, redis, redis_url, tmp_path, topic_name,
     monkeypatch
 ):  # fmt: skip
+    """By the arrivals of the first and last messages of the costly window and of the last one; the published numbers do
+    not tell."""
     ticks = {"window.slot": f"{SLOT_SECONDS}s", "window.allowed_delay": "0s"}
     ticks |= {"window.publication_margin": f"{MARGIN:.0f}s", "hexagons.resolution": "7"}
     config = await begun(redis, tmp_path, topic_name, kafka, redis_url, **ticks)
-    costly, *_, cheap = await offsets_after_the_end(config, redis, kafka, monkeypatch, cost)
-    assert all(map(at_an_instant, [*costly, *cheap])), (costly, cheap)
+    rows, arrivals = RowStore(redis, topic_name), Arrivals(topic_name)
+    async with beside(arrivals.listen(kafka), read_on(rows)):
+        await asyncio.wait_for(arrivals.listening.wait(), 60)
+        first = int(time.time()) // SLOT_SECONDS * SLOT_SECONDS + 2 * SLOT_SECONDS
+        await redis.set(FeedKeys(topic_name).first_slot, first)
+        crowd = random_rows(1, 2000, slot=first)
+        crowd["time"] = first * 1_000_000 + np.arange(2000)
+        await rows.append("t/0", 0, 2000, crowd, np.arange(2000), np.full(2000, first))
+        monkeypatch.setattr(WindowStatistics, "draw", costly_in(first, cost))
+        monkeypatch.setattr(WorkProcess, "run", in_a_thread)
+        monkeypatch.setattr(Worker, "end_soon", lambda _: None)
+        worker = Worker(config)
+        worker.ready.set()
+        services = [Closing(worker), Publishing(worker)]
+        slots = range(first, first + (LATER + 1) * SLOT_SECONDS, SLOT_SECONDS)
+        async with aclosing(worker.redis):
+            for service in services:
+                await service.start()
+            try:
+                await until_true(lambda: all(text(slot) in arrivals.markers for slot in slots), 120.0)
+            finally:
+                for service in services:
+                    await service.stop()
+    assert [arrivals.numbers[text(slot)] for slot in slots] == list(range(1, LATER + 2))
+    for slot in (slots[0], slots[-1]):
+        for arrived in (arrivals.first[text(slot)], arrivals.markers[text(slot)]):
+            assert at_an_instant(arrived - slot - SLOT_SECONDS), (slot, arrived)
 
 
 async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_publishes_it_at_an_instant(
@@ -577,11 +549,8 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
 ):
     margin = 24.0
     area = {"feed.domain": json.dumps(SMALL_BOX), "hexagons.resolution": "7"}
-    ticks = {
-        "window.slot": f"{SLOT_SECONDS}s",
-        "window.allowed_delay": "0s",
-        "window.publication_margin": f"{margin:.0f}s",
-    }
+    ticks = {"window.slot": f"{SLOT_SECONDS}s", "window.allowed_delay": "0s"}
+    ticks["window.publication_margin"] = f"{margin:.0f}s"
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **area, **ticks)
     make_ready(hexveil, env, tmp_path, hourly.RIDERS)
     keys, arrivals = FeedKeys(topic_name), Arrivals(topic_name)
@@ -624,7 +593,7 @@ async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_publishe
     margin = {"window.publication_margin": f"{MARGIN:.0f}s"}
     config = await begun(redis, tmp_path, topic_name, kafka, redis_url, **margin)
     worker = Worker(config)
-    try:
+    async with aclosing(worker.redis):
         (committed,) = await close_windows(config, [SLOT])
         assert (committed.failure, committed.released) == (None, None)
         worker.record(committed)
@@ -634,8 +603,6 @@ async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_publishe
         (report,) = reports
         worker.record(report)
         assert await worker.store.committed([SLOT]) == [SLOT]
-    finally:
-        await worker.redis.aclose()
     assert report.behind is not None
     assert report.behind > 10**8, "seconds since 2017"
     assert report.behind % MARGIN < TOLERANCE, "at a whole number of margins"
@@ -669,12 +636,9 @@ async def test_a_window_is_published_however_long_connecting_and_verifying_take(
     monkeypatch.setattr(LedgerCheck, "verify", slowly)
     monkeypatch.setattr(worker, "to_publish", near)
     publishing = Publishing(worker)
-    try:
-        async with asyncio.timeout(120):
-            while not await worker.rows.is_closed(SLOT):
-                await asyncio.sleep(await publishing.look())
-    finally:
-        await worker.redis.aclose()
+    async with aclosing(worker.redis), asyncio.timeout(120):
+        while not await worker.rows.is_closed(SLOT):
+            await asyncio.sleep(await publishing.look())
     assert leads[:2] == [PUBLICATION_LEAD_SECONDS, 2 * PUBLICATION_LEAD_SECONDS]
 
 

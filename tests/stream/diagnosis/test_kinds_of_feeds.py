@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from google.protobuf.json_format import MessageToDict
-from typer.testing import CliRunner
 
-from stream.cli import app
 from stream.diagnosis.inspection import configuration
 from stream.diagnosis.reading import InspectionError
 from stream.local.kafka import REPO_ROOT
 from tests.stream.sources.agency import feed_message
+from tests.support.command import run
 from tests.support.inspecting import inspected
 
 START, N = datetime(2017, 3, 21, 12, tzinfo=UTC), 420
@@ -217,10 +216,6 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
 }  # fmt: skip
 
 
-def runs(*arguments: object) -> Any:
-    return CliRunner().invoke(app, list(map(str, arguments)))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_said_of_a_trap_is_what_the_service_does(kind, tmp_path, monkeypatch):
     """Also: the configuration that is written releases exactly the events that are called usable, and nothing quotes a
@@ -236,10 +231,8 @@ def test_what_is_said_of_a_trap_is_what_the_service_does(kind, tmp_path, monkeyp
         return
     template = BUS.read_text(encoding="utf-8")
     Path("c.toml").write_text(configuration(template, report.suggestions, report.config.relation), encoding="utf-8")
-    command = report.seen.command.split()[1]
-    done = runs(command, path, "--offline", "--config", "c.toml", "--out", "r.ndjson", "--json")
-    assert done.exit_code == 0, done.stderr
-    summary = json.loads(done.stdout)
+    options = ("--offline", "--config", "c.toml", "--out", "r.ndjson", "--json")
+    summary = json.loads(run(report.seen.command.split()[1], path, *options).stdout)
     assert summary["events"] == usable
     assert summary["refused"] == {why: count for why, count in report.refused.items() if why in summary["refused"]}
 
@@ -257,11 +250,10 @@ def test_a_field_that_names_events_is_no_user_in_any_command_unless_it_is_accept
         ("tune", path, *want),
         ("check", path),
     ):
-        refused = runs(*command, *config)
-        assert refused.exit_code == 2
+        refused = run(*command, *config, code=2)
         assert "is no user: 100.0% of its values in 420 events occur once" in refused.stderr.replace("\n", " ")
-    assert runs("replay", path, "--offline", "--out", "r.ndjson", "--yes-users-are-events", *config).exit_code == 0
-    assert "is no user" in runs("inspect", path).stderr
+    run("replay", path, "--offline", "--out", "r.ndjson", "--yes-users-are-events", *config)
+    assert "is no user" in run("inspect", path, code=2).stderr
 
 
 def test_snapshots_whose_identifiers_name_events_are_refused_and_one_snapshot_is_not(tmp_path, monkeypatch):
@@ -270,12 +262,11 @@ def test_snapshots_whose_identifiers_name_events_are_refused_and_one_snapshot_is
     path, config = snapshots(tmp_path / "s"), ("--config", BUS)
     offline = ("--offline", "--out", "r.ndjson", "--force")
     for command in (("gtfs-rt", path, *offline), ("evaluate", path, "--trials", 1), ("check", path)):
-        refused = runs(*command, *config)
-        assert refused.exit_code == 2
+        refused = run(*command, *config, code=2)
         assert "is no user: 100.0% of its values" in refused.stderr.replace("\n", " ")
     assert "is no user" in " ".join(inspected(path).problems)
-    assert runs("gtfs-rt", path, "--yes-users-are-events", *offline, *config).exit_code == 0
-    assert runs("gtfs-rt", path / "00", *offline, *config).exit_code == 0
+    run("gtfs-rt", path, "--yes-users-are-events", *offline, *config)
+    run("gtfs-rt", path / "00", *offline, *config)
 
 
 def test_an_object_whose_names_may_be_users_is_refused_without_a_name(tmp_path):
@@ -297,7 +288,7 @@ def test_local_times_that_claim_utc_are_read_in_the_zone_that_is_set(tmp_path, m
     ahead = changed(time=lambda n, row: (datetime.fromisoformat(row["time"]) + timedelta(hours=1)).isoformat())
     offline = ("--offline", "--config", BUS, "--out", "r.ndjson", "--force", "--json")
     for command in (("gtfs-rt", snapshots(tmp_path / "s", ahead=3600)), ("replay", ndjson(tmp_path / "d", ahead))):
-        done = runs(*command, *offline)
+        done = run(*command, *offline)
         summary = json.loads(done.stdout)
         assert (summary["events"], summary["windows"]) == (N, ["2017-03-21T11:00:00Z"]), done.stderr
 
@@ -307,7 +298,7 @@ def test_a_ragged_row_is_named_by_its_columns_and_not_quoted(tmp_path, monkeypat
     path = table(tmp_path / "day.csv", ROWS)
     text = path.read_text().splitlines()
     path.write_text("\n".join([*text[:18], "secret,1,2,3", *text[18:]]))
-    done = runs("replay", path, "--offline", "--config", BUS, "--out", "r.ndjson")
+    done = run("replay", path, "--offline", "--config", BUS, "--out", "r.ndjson")
     assert "1 missing-field, like row 17: 4 of 5 columns" in done.stderr
     assert "secret" not in done.output
 

@@ -114,13 +114,15 @@ SOUND: dict[str, Change] = {
 }
 
 
-def told(config: Config, values: list[bytes], now: float) -> dict[str, str]:
-    doubts, arrived_us = FeedDoubts(config), round(now * 1e6)
-    decoder = Decoder(config, bytes(32))
-    for at in range(0, len(values), 50):
-        part = values[at : at + 50]
-        doubts.observe(part, decoder.decode(part, arrived_us), arrived_us)
+def observed(doubts: FeedDoubts, decoder: Decoder, values: list[bytes], now: float) -> dict[str, str]:
+    doubts.observe(values, decoder.decode_part(values, round(now * 1e6)), round(now * 1e6))
     return doubts.found()
+
+
+def told(config: Config, values: list[bytes], now: float) -> dict[str, str]:
+    """What is found once all messages were observed, some at a time."""
+    doubts, decoder = FeedDoubts(config), Decoder(config, bytes(32))
+    return [observed(doubts, decoder, values[at : at + 50], now) for at in range(0, len(values), 50)][-1]
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -158,12 +160,6 @@ def test_events_that_are_lists_are_judged_whole(speed, form, kinds, tmp_path):
     values = fleet(now, lambda fix, moment: {"speed": speed})
     lists = [json.dumps([json.loads(value)[name] for name in names]).encode() for value in values]
     assert list(told(config, lists, now)) == kinds
-
-
-def observed(doubts: FeedDoubts, decoder: Decoder, values: list[bytes], now: float) -> dict[str, str]:
-    batch = decoder.decode_part(values, round(now * 1e6))
-    doubts.observe(values, batch, round(now * 1e6))
-    return doubts.found()
 
 
 HOSTILE = [

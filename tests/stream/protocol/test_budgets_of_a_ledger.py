@@ -42,15 +42,15 @@ DAY = 86_400
 async def state(redis: Redis, *configs: Config) -> None:
     """Workers start with these budgets, and an operator states them."""
     for config in configs:
-        await Ledger.of(redis, config).start_generation(birth=0, budget=config.privacy.ledger_budget)
-        await SharedLedger(redis, config.feed.name, LEDGER).state_budget(config.privacy.ledger_budget)
+        await starts(redis, config)
+        await raises(redis, config)
 
 
-async def with_budgets(redis: Redis, folder: Path, bus: float, tram: float) -> tuple[Config, Config]:
-    """Two feeds that are started with these budgets."""
-    both = tuple(sharing(folder, **{"privacy.budget": budget})[at] for at, budget in enumerate((bus, tram)))
+async def with_budgets(redis: Redis, folder: Path, budget: float) -> tuple[Config, Config]:
+    """Two feeds that are started with this budget."""
+    both = sharing(folder, **{"privacy.budget": budget})
     await state(redis, *both)
-    return both[0], both[1]
+    return both
 
 
 async def hold(redis: Redis, config: Config, seed: int, slot: int) -> None:
@@ -77,7 +77,7 @@ async def test_whatever_is_configured_when_the_least_that_is_stated_as_a_period_
     rng, budgets = np.random.default_rng(seed), (1.6, 2.0, 3.0)
     slots = [SLOT + day * DAY + hour * HOUR for day in range(3) for hour in range(2)]
     stated = [2.0, 2.0]
-    feeds = list(await with_budgets(redis, tmp_path, *stated))
+    feeds = list(await with_budgets(redis, tmp_path, 2.0))
     for at, config in enumerate(feeds):
         for slot in slots:
             await hold(redis, config, at, slot)
@@ -128,10 +128,10 @@ async def test_the_charge_itself_refuses_another_budget_and_writes_nothing(redis
 
 @pytest.mark.every_server
 async def test_a_withheld_window_states_the_budget_of_its_period(redis, tmp_path):
-    bus, tram = await with_budgets(redis, tmp_path, 2.0, 2.0)
+    bus, _ = await with_budgets(redis, tmp_path, 2.0)
     await stored(redis, bus, 1)
     assert await budget_of(redis, bus) == 2.0
-    _, tram = await with_budgets(redis, tmp_path, 3.0, 3.0)
+    _, tram = await with_budgets(redis, tmp_path, 3.0)
     planning = protocol_of(redis, tram, Collected())
     plan = await planning.make(tram.slotting.window(SLOT), None, NOBODY)
     assert plan.withheld
@@ -355,7 +355,7 @@ async def test_adopting_periods_without_the_user_key_is_refused_and_makes_none(c
         assert await client.keys() == []
 
 
-async def test_a_check_that_is_no_start_of_a_worker_neither_makes_a_key_nor_binds_the_ledger(city):
+async def test_a_check_that_is_no_start_of_a_worker_makes_no_key_and_binds_no_ledger_and_a_start_makes_one_once(city):
     key = city.bus.privacy.user_key_file
     key.unlink(missing_ok=True)
     async with Redis.from_url(city.server.url) as client:
@@ -364,13 +364,7 @@ async def test_a_check_that_is_no_start_of_a_worker_neither_makes_a_key_nor_bind
         assert await client.keys() == []
     assert not key.exists()
     await city.verify(city.bus)
-    assert key.exists()
-
-
-async def test_a_worker_without_the_key_of_a_ledger_that_has_one_is_refused_and_makes_none(city):
-    await city.verify(city.bus)
-    key = city.tram.privacy.user_key_file
-    key.unlink()
+    key.unlink()  # the ledger has it, so a worker without it is refused and makes none
     with pytest.raises(LedgerError, match="another user key"):
         await city.verify(city.tram)
     assert not key.exists()

@@ -5,7 +5,7 @@ windows that Redis could not store, interrupted, reordered and reconfigured. Rea
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -52,16 +52,20 @@ from tests.support.stored_rows import HOUR, Clock, due, fill, rows_in, store
 from tests.support.topics_reader import read_all
 
 
-def fails_for_the_first(error: BaseException) -> Callable[..., Any]:
-    """A protocol that raises, before it seals, for the window of ``SLOT``."""
-    original = ReleaseProtocol.window
+def fails(owner: type, step: str, error: BaseException, patch: pytest.MonkeyPatch) -> None:
+    """Let a step of ``owner`` raise for the window of ``SLOT`` alone."""
+    original = getattr(owner, step)
 
-    async def failing(self: ReleaseProtocol, slot: int) -> Any:
-        if slot == SLOT:
-            raise error
-        return await original(self, slot)
+    def failing(*given: Any, **named: Any) -> Any:
+        for value in given:
+            rows = isinstance(value, np.ndarray) and value.dtype.names
+            start = value["time"].min() // 1_000_000 if rows else value
+            window = getattr(getattr(value, "window", value), "start", start)
+            if isinstance(window, int | np.integer) and SLOT <= window < SLOT + HOUR:
+                raise error
+        return original(*given, **named)
 
-    return failing
+    patch.setattr(owner, step, failing)
 
 
 async def starts_of_markers(config: Config) -> list[str]:
@@ -83,7 +87,7 @@ async def test_the_windows_behind_it_wait_until_it_is_closed(error, failure, fee
     config = feed(**PLAINLY_PLANNED)
     await fill(redis, config, 3)
     due = [SLOT, SLOT + HOUR, SLOT + 2 * HOUR]
-    monkeypatch.setattr(ReleaseProtocol, "window", fails_for_the_first(error))
+    fails(ReleaseProtocol, "window", error, monkeypatch)
     assert [(report.failure, report.blocks) for report in await close_windows(config, due)] == [(failure, True)]
     assert await starts_of_markers(config) == []
     monkeypatch.undo()
@@ -111,9 +115,9 @@ async def test_what_nobody_foresaw_blocks_the_windows_behind_it_and_the_operator
     monkeypatch.setattr(WorkProcess, "run", here)
     worker = Worker(config)
     closing, due, blocked = Closing(worker), [SLOT, SLOT + HOUR], worker.metrics.closing_blocked._value
-    try:
+    async with aclosing(worker.redis):
         with monkeypatch.context() as patch:
-            patch.setattr(ReleaseProtocol, "window", fails_for_the_first(ZeroDivisionError("planted")))
+            fails(ReleaseProtocol, "window", ZeroDivisionError("planted"), patch)
             for _ in range(4):
                 assert await closing.close(due) > 0.0
         assert (worker.metrics.unexpected_failures._value.get(), blocked.get()) == (4, 1)
@@ -122,23 +126,6 @@ async def test_what_nobody_foresaw_blocks_the_windows_behind_it_and_the_operator
         assert await closing.close(due) == 0.0
         assert blocked.get() == 0
         assert await starts_of_markers(config) == ["12"], "a live feed's windows are closed one at a time"
-    finally:
-        await worker.redis.aclose()
-
-
-@pytest.mark.parametrize("make", [bus_config, riders_config], ids=["values", "participation"])
-async def test_a_window_that_was_set_aside_is_due_again_once_it_is_retried(make, redis, redis_url, tmp_path, clock):
-    config = make(tmp_path, **{"redis.url": redis_url, "feed.name": "bus"})
-    await fill(redis, config, 2)
-    await RowStore(redis, "bus").advance_first_slot(SLOT, SLOT)
-    store = ReleaseStore(redis, "bus")
-    await store.set_aside(SLOT, "planted")
-    assert SLOT not in await due(config)
-    assert await store.reasons() == {SLOT: "planted"}
-    assert await store.take_up(SLOT)
-    assert SLOT in await due(config)
-    assert len(await rows_in(redis, "bus", SLOT)) == 60, "its rows are there still"
-    assert not await store.take_up(SLOT), "it is set aside no more"
 
 
 async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_step_it_reached(
@@ -148,7 +135,7 @@ async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_s
     name = config.feed.name
     await fill(redis, config, 1)
     with monkeypatch.context() as patch:
-        fails("draw", MemoryError("planted"))(patch)
+        fails(WindowStatistics, "draw", MemoryError("planted"), patch)
         (report,) = await close_windows(config, [SLOT])
     assert report.failure == "content"
     charged = await Ledger(redis, name).total("2017-03-21")
@@ -176,8 +163,8 @@ async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_s
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-async def test_a_window_that_was_set_aside_is_never_released_once_a_later_one_is_planned(
-    relation, redis, redis_url, tmp_path, monkeypatch
+async def test_a_window_that_was_set_aside_is_due_once_it_is_retried_and_never_released_once_a_later_one_is_planned(
+    relation, redis, redis_url, tmp_path, monkeypatch, clock
 ):
     make = {"values": bus_config, "participation": riders_config}[relation]
     config = make(tmp_path, **{"feed.name": "bus", "redis.url": redis_url})
@@ -185,7 +172,16 @@ async def test_a_window_that_was_set_aside_is_never_released_once_a_later_one_is
     protocol = protocol_of(redis, config, Collected())
     planned = dataclasses.replace(protocol, publisher=Collected())
     await close_until(protocol, SLOT, "charge")
-    await protocol.store.set_aside(SLOT, "planted")
+    await RowStore(redis, "bus").advance_first_slot(SLOT, SLOT)
+    for reason in ("planted", "and again"):
+        await protocol.store.set_aside(SLOT, reason)
+        assert await protocol.store.reasons() == {SLOT: reason}
+        assert SLOT not in await due(config)
+        if reason == "planted":
+            assert await protocol.store.take_up(SLOT)
+            assert SLOT in await due(config)
+            assert not await protocol.store.take_up(SLOT), "it is set aside no more"
+    assert len(await rows_in(redis, "bus", SLOT)) == 60, "its rows are there still"
     with pytest.raises(OutOfTurnError, match="ledger retry"):
         await planned.commit(SLOT)
     await close_until(protocol, SLOT + HOUR, "plan")
@@ -252,26 +248,6 @@ async def test_a_planned_window_of_a_period_that_is_not_released_any_more_does_n
     assert await protocol.store.slots_set_aside() == {SLOT}
 
 
-def fails(step: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], None]:
-    """A step that raises for the window of ``SLOT`` alone."""
-
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        original = getattr(WindowStatistics, step)
-
-        def failing(*given: Any, **named: Any) -> Any:
-            for value in given:
-                rows = isinstance(value, np.ndarray) and value.dtype.names
-                start = value["time"].min() // 1_000_000 if rows else None
-                window = getattr(getattr(value, "window", value), "start", start)
-                if window is not None and SLOT <= int(window) < SLOT + HOUR:
-                    raise error
-            return original(*given, **named)
-
-        patch.setattr(WindowStatistics, step, failing)
-
-    return plant
-
-
 async def test_an_epsilon_that_no_number_of_a_window_can_be_had_for_withholds_it_in_public(redis, tmp_path):
     """Users contribute to more numbers than they have µε, which public counts decide. No mechanism runs, and nobody is
     charged.
@@ -308,7 +284,7 @@ async def test_only_what_follows_from_public_counts_is_told_and_the_next_windows
     make = {"values": bus_config, "participation": riders_config}[relation]
     config = feed(make, **{"feed.domain": box, "window.publication_margin": "1s"})
     await fill(redis, config, 2)
-    fails(step, MemoryError("planted"))(monkeypatch)
+    fails(WindowStatistics, step, MemoryError("planted"), monkeypatch)
     reports = await close_windows(config, [SLOT, SLOT + HOUR])
     assert [report.failure for report in reports] == [None if withheld else "content", None]
     committed = [report.slot for report in reports if report.failure is None]
@@ -336,7 +312,7 @@ async def test_a_window_over_which_the_closing_process_dies_three_times_is_set_a
 
     monkeypatch.setattr(WorkProcess, "run", dies)
     one, other = Closing(worker), Closing(worker)
-    try:
+    async with aclosing(worker.redis):
         for closing in (one, other, one):  # whichever worker sees it
             assert await worker.store.slots_set_aside() == set()
             await closing.close([SLOT, SLOT + HOUR])
@@ -345,8 +321,6 @@ async def test_a_window_over_which_the_closing_process_dies_three_times_is_set_a
         await worker.due_slots()
         assert worker.metrics.windows_set_aside._value.get() == 1
         assert (await worker.due.ask()).open == [SLOT + HOUR]
-    finally:
-        await worker.redis.aclose()
 
 
 NAMES = ["euler", "htf", "sparse", "ug"]
@@ -356,27 +330,16 @@ async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_
     config = with_histograms("values", tmp_path, NAMES)
     await store(redis, config, located_rows(2, 200))
     await protocol_of(redis, config, Collected()).close(SLOT)
-    assert {key.decode() for key in await redis.keys()} == {
-        f"hv:{name}"
-        for name in (
-            "{bus}:birth",
-            "{bus}:closed",
-            "{bus}:generation",
-            "{bus}:ledger:2017-03-21",
-            "{bus}:link",
-            "{bus}:opened",
-            "{bus}:planned",
-            "{bus}:sealed",
-            "{bus}:sequence",
-            "{bus}:terms:2017-03-21",
-            "{part:bus:bus/0}:progress",
-            "{part:bus:bus/0}:sealed",
-        )
-    }
+    of_feed = {"birth", "closed", "generation", "ledger:2017-03-21", "link", "opened", "planned", "sealed", "sequence"}
+    names = {f"hv:{{bus}}:{name}" for name in of_feed | {"terms:2017-03-21"}}
+    names |= {f"hv:{{part:bus:bus/0}}:{name}" for name in ("progress", "sealed")}
+    assert {key.decode() for key in await redis.keys()} == names
 
 
-async def release(redis: Redis, config: Config, batches: list[tuple[str, int, np.ndarray]]) -> list[Message]:
-    """Messages of the window after ``batches`` of (partition, first offset, rows), under recorded noise."""
+async def release(
+    redis: Redis, config: Config, batches: list[tuple[str, int, np.ndarray]]
+) -> tuple[list[Message], dict[bytes, bytes]]:
+    """Messages and charges of the window after ``batches`` of (partition, first offset, rows), under recorded noise."""
     await redis.flushall()
     state, feed = RowStore(redis, config.feed.name), config.feed.name
     ledger = Ledger(redis, feed)
@@ -388,11 +351,13 @@ async def release(redis: Redis, config: Config, batches: list[tuple[str, int, np
     publisher = Collected()
     recorded = Noise(np.random.default_rng(5).bytes)
     await ReleaseProtocol(statistics_of(config), redis, state, ledger, publisher, recorded).close(SLOT)
-    return publisher.messages
+    return publisher.messages, await redis.hgetall(FeedKeys(feed).ledger("2017-03-21"))
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-async def test_redelivery_order_and_partitions_of_the_feed_change_no_byte_of_any_histogram(redis, tmp_path, relation):
+async def test_redelivery_order_and_partitions_of_the_feed_change_no_byte_of_any_message_and_no_charge(
+    redis, tmp_path, relation
+):
     """If a (user, time) is repeated with other positions, the same one counts, whichever arrived first."""
     config = with_histograms(relation, tmp_path, NAMES, **{"histogram.fixes_per_user": 3})
     rows = located_rows(3, 300, users=20)
@@ -400,7 +365,7 @@ async def test_redelivery_order_and_partitions_of_the_feed_change_no_byte_of_any
     twice["lat"] += np.random.default_rng(1).integers(-2_000_000, 2_000_000, 40)
     rows = np.concatenate([rows, twice])
     once = await release(redis, config, [("t/0", 0, rows)])
-    assert len(bodies_of(once)) == len(NAMES)
+    assert (len(bodies_of(once[0])), len(once[1])) == (len(NAMES), 20)
     for seed in range(3):
         rng = np.random.default_rng(seed)
         mixed = rows[rng.permutation(len(rows))]
@@ -413,38 +378,28 @@ async def test_redelivery_order_and_partitions_of_the_feed_change_no_byte_of_any
         assert await release(redis, config, batches) == once
 
 
-async def planned_then_killed(redis: Redis, config: Config, rows: np.ndarray) -> None:
-    await store(redis, config, rows)
-    await close_until(protocol_of(redis, config, Collected()), SLOT, "plan")
-
-
-@pytest.mark.parametrize("change", ["removed", "another box", "more mechanisms"])
+@pytest.mark.parametrize("change", ["removed", "another box", "more mechanisms", "added"])
 async def test_a_stored_plan_is_drawn_as_it_was_charged_whatever_the_configuration_says_now(redis, tmp_path, change):
-    planned_under = with_histograms("values", tmp_path, ["ug"])
+    one, rows = with_histograms("values", tmp_path, ["ug"]), located_rows(5, 200)
+    none = one.model_copy(update={"histogram": None})
     smaller = {"south": 30.2, "west": -97.8, "north": 30.4, "east": -97.6}
-    now = {
-        "removed": planned_under.model_copy(update={"histogram": None}),
-        "another box": with_histograms("values", tmp_path, ["ug"], **{"histogram.domain": smaller}),
-        "more mechanisms": with_histograms("values", tmp_path, ["htf", "ug"], **{"histogram.fixes_per_user": 9}),
+    before, now = {
+        "removed": (one, none),
+        "added": (none, one),
+        "another box": (one, with_histograms("values", tmp_path, ["ug"], **{"histogram.domain": smaller})),
+        "more mechanisms": (one, with_histograms("values", tmp_path, ["htf", "ug"], **{"histogram.fixes_per_user": 9})),
     }[change]
-    rows = located_rows(5, 200)
-    await planned_then_killed(redis, planned_under, rows)
+    await store(redis, before, rows)
+    await close_until(protocol_of(redis, before, Collected()), SLOT, "plan")
     publisher = Collected()
     await protocol_of(redis, now, publisher).close(SLOT)
-    (body,) = bodies_of(publisher.messages)
-    assert (body["mechanism"], body["fixes_per_user"], body["domain"]["south"]) == ("ug", 1, 30.1)
-    plan, contributions, _ = planned_with_fixes(planned_under, rows)
+    bodies, (marker,) = bodies_of(publisher.messages), bodies_of(publisher.messages, WINDOW)
+    drawn = [(body["mechanism"], body["fixes_per_user"], body["domain"]["south"]) for body in bodies]
+    assert drawn == ([] if before is none else [("ug", 1, 30.1)])
+    assert ("mechanisms" in marker) == (before is one)
+    plan, contributions, _ = planned_with_fixes(before, rows)
     expected = (contributions.counts.n_users, int(plan.charged_users()[1].sum()))
     assert await Ledger(redis, "bus").total("2017-03-21") == expected
-
-
-async def test_a_plan_without_histograms_publishes_none_though_they_are_configured_now(redis, tmp_path):
-    now = with_histograms("values", tmp_path, ["ug"])
-    await planned_then_killed(redis, now.model_copy(update={"histogram": None}), located_rows(6, 100))
-    publisher = Collected()
-    await protocol_of(redis, now, publisher).close(SLOT)
-    assert bodies_of(publisher.messages) == []
-    assert "mechanisms" not in bodies_of(publisher.messages, WINDOW)[0]
 
 
 async def test_a_user_who_cannot_pay_for_the_histograms_is_in_none_of_them_and_pays_nothing(redis, tmp_path):
@@ -473,40 +428,33 @@ ALL = ["mean", "moving_mean", "variance", "p15", "p50", "p85"]
 
 
 @pytest.mark.parametrize(
-    ("bound", "value", "says"),
-    [("MOST_CELLS", 1, "Redis can store the messages of 1"), ("LARGEST_VALUE", 100, "Redis can store 100")],
+    ("relation", "bound", "value", "says"),
+    [
+        ("values", "MOST_CELLS", 1, "Redis can store the messages of 1"),
+        ("values", "LARGEST_VALUE", 100, "Redis can store 100"),
+        ("participation", "LARGEST_VALUE", 100, "Redis can store 100"),
+    ],
 )
-async def test_a_window_too_large_to_store_is_withheld_by_name_and_nobody_is_charged(
-    redis, tmp_path, topic_name, monkeypatch, bound, value, says
+async def test_a_window_too_large_to_store_is_withheld_by_name_or_under_participation_set_aside_and_nobody_is_charged(
+    redis, tmp_path, monkeypatch, relation, bound, value, says
 ):
-    monkeypatch.setattr(plan, bound, value)
-    config = bus_config(tmp_path, **{"feed.name": topic_name})
-    await fill(redis, config, 1)
-    publisher = Collected()
-    with capture_logs() as logs:
-        await protocol_of(redis, config, publisher).close(SLOT)
-    (reason,) = [entry["reason"] for entry in logs if entry["event"] == "window withheld"]
-    assert says in reason
-    assert "nobody was charged" in reason
-    (marker,) = publisher.messages
-    assert json.loads(marker.value)["withheld"]
-    assert await Ledger.of(redis, config).total(config.slotting.period_of(SLOT).key) == (0, 0)
-    assert await ReleaseStore.of(redis, config).plan(SLOT) is None
-
-
-async def test_under_participation_a_plan_too_large_to_store_is_set_aside_unseen_and_nobody_is_charged(
-    redis, tmp_path, topic_name, monkeypatch
-):
-    """Users and their samples alone can make it too large: a public list has at most as many cells as can be stored."""
+    """Under participation users and their samples alone can make a plan too large, so nothing tells of it: a public
+    list has at most as many cells as can be stored."""
     assert MAX_CELLS <= plan.MOST_CELLS
-    monkeypatch.setattr(plan, "LARGEST_VALUE", 100)
-    config = riders(tmp_path, **{"feed.name": topic_name})
+    monkeypatch.setattr(plan, bound, value)
+    config = bus_config(tmp_path) if relation == "values" else riders(tmp_path)
     await fill(redis, config, 1)
-    publisher, store = Collected(), ReleaseStore.of(redis, config)
-    with pytest.raises(ContentError, match="Redis can store 100; nobody was charged"):
-        await protocol_of(redis, config, publisher).close(SLOT)
-    assert await store.slots_set_aside() == {SLOT}
-    assert publisher.messages == [], "whether a window is too large depends on its users, so nothing tells of it"
+    publisher, store, failed = Collected(), ReleaseStore.of(redis, config), ""
+    with capture_logs() as logs:
+        try:
+            await protocol_of(redis, config, publisher).close(SLOT)
+        except ContentError as error:
+            failed = str(error)
+    reasons = [failed] if failed else [entry["reason"] for entry in logs if entry["event"] == "window withheld"]
+    assert [says in reason and "nobody was charged" in reason for reason in reasons] == [True]
+    assert [json.loads(message.value)["withheld"] for message in publisher.messages] == [True] * (relation == "values")
+    assert await store.slots_set_aside() == ({SLOT} if failed else set())
+    assert bool(failed) == (relation == "participation")
     assert await Ledger.of(redis, config).total(config.slotting.period_of(SLOT).key) == (0, 0)
     assert await store.plan(SLOT) is None
 

@@ -26,12 +26,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from stream.app.doctor import retention_finding
 from stream.config import Config
 from stream.config.servers import KafkaConfig
-from stream.local.server import RedisServer, free_port
+from stream.local.server import free_port
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest
 from stream.messages.topics import create_topics
 from stream.protocol import close_process, markers, publishing
 from stream.protocol.close_process import close_windows
-from stream.protocol.ledger_check import LedgerCheck, verify_ledger
+from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.markers import read_markers
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import STEPS, ContentError
@@ -44,7 +44,6 @@ from stream.storage.row_store import RowStore
 from stream.windows import Period
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
-from tests.support.city import City
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.environment import worker_environment
 from tests.support.feeding import administering, create_topic
@@ -100,7 +99,9 @@ async def test_a_lost_ledger_generation_stops_the_release_before_anything_is_dra
     assert await redis.get(FeedKeys("bus").outbox(SLOT)) is None
 
 
-async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back_or_released_another_window_since(feed, redis):
+async def test_a_redis_that_forgot_was_set_back_or_released_another_window_since_is_refused_and_a_second_one(
+    feed, redis
+):
     config = feed()
     closed = FeedKeys.of(config).closed
     await store(redis, config, random_rows(4, 60))
@@ -119,6 +120,9 @@ async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back_or_released_
     await redis.flushall()
     with pytest.raises(LedgerError, match="spent budgets are lost"):
         await verify_ledger(config, redis)
+    await store(redis, config, random_rows(4, 60))
+    (report,) = await close_windows(config, [SLOT])
+    assert (report.failure, "two Redis serve one feed" in str(report.reason)) == ("ledger", True)
 
 
 async def test_a_redis_that_may_evict_the_ledger_is_refused(feed, redis):
@@ -248,14 +252,9 @@ async def test_a_topic_made_after_the_start_does_not_make_the_producer_forget_th
     async with administering(kafka) as admin:
         while old not in await admin.list_topics():
             await asyncio.sleep(0.05)
-    producer = publishing.make_producer(KafkaConfig(bootstrap=kafka))
-    await producer.start()
-    try:
+    async with make_producer(KafkaConfig(bootstrap=kafka)) as producer, asyncio.timeout(60):
         await create_topic(kafka, new, 1)
-        async with asyncio.timeout(20):
-            await asyncio.gather(*[await producer.send(topic, b"x") for topic in (old, new)])
-    finally:
-        await producer.stop()
+        await asyncio.gather(*[await producer.send(topic, b"x") for topic in (old, new)])
 
 
 FAILING_STEPS = (
@@ -429,27 +428,14 @@ async def test_a_window_half_published_whose_commit_was_lost_is_not_drawn_again_
 
 @pytest.mark.parametrize("own", [0, 1], ids=["the same window", "another window"])
 async def test_a_redis_set_back_after_the_last_look_at_the_markers_publishes_nothing_that_they_contradict(
-    deployment, monkeypatch, own
+    deployment, own
 ):
     """Between the check of this worker and its commit, another one releases a window and Redis loses it. Only the topic
     shows it.
     """
     await deployment.fill(2)
-    client = Redis.from_url(deployment.server.url)
-    look, looks = LedgerCheck.verify, []
-
-    async def overtaken(self: LedgerCheck) -> None:
-        await look(self)
-        looks.append(1)
-        if len(looks) == 1:
-            older = await dump(client)
-            assert await deployment.failures(0) == [None]
-            await put_back(client, older)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LedgerCheck, "verify", overtaken)
+    with deployment.losing_after_the_next_look(deployment.bus):
         assert await deployment.failures(own, 1 - own) == ["ledger"], "it blocks the other one, which is not tried"
-    await client.aclose()
     assert await deployment.sequences() == [1]
     assert not await drawn_twice(deployment.bus)
 
@@ -495,19 +481,6 @@ async def test_a_window_committed_but_not_published_keeps_its_number_and_is_no_r
     assert await deployment.sequences() == [1, 2]
 
 
-async def test_two_redis_behind_one_feed_stop_each_other(deployment, redis_binary, tmp_path):
-    """Workers on two machines have a Redis each. Two ledgers would grant every user two budgets."""
-    with RedisServer(tmp_path / "other", binary=redis_binary) as server:
-        settings = deployment.bus.redis.model_copy(update={"url": server.url})
-        other = City((deployment.bus.model_copy(update={"redis": settings}),), server, tmp_path)
-        await deployment.fill(2)
-        await other.fill(2)
-        assert await deployment.verify() != await other.verify()
-        assert await deployment.failures(0) == [None]
-        assert "two Redis serve one feed" in str(await other.release(other.bus, 1))
-        assert await deployment.failures(1) == [None]
-
-
 async def test_a_worker_that_starts_while_another_releases_is_never_refused(deployment):
     """The topic is read before Redis, and one call looks for a window among the released and the committed ones."""
     hours = range(8)
@@ -548,12 +521,10 @@ async def own_topic(
 
 async def send(config: Config, topic: str, *sent: tuple[int, int, bytes]) -> None:
     """``sent``: partition, start of the window, value."""
-    producer = make_producer(config.kafka)
-    await producer.start()
-    for partition, start, value in sent:
-        moment = (start + HOUR) * 1000
-        await producer.send_and_wait(topic, value, key=b"bus", partition=partition, timestamp_ms=moment)
-    await producer.stop()
+    async with make_producer(config.kafka) as producer:
+        for partition, start, value in sent:
+            moment = (start + HOUR) * 1000
+            await producer.send_and_wait(topic, value, key=b"bus", partition=partition, timestamp_ms=moment)
 
 
 @pytest.fixture
@@ -604,43 +575,40 @@ async def test_what_is_no_close_marker_stops_releases_with_its_place(private, to
             await verify_ledger(private, redis)
 
 
-async def worker_command(hexveil: Sequence[str], deployment: City) -> subprocess.CompletedProcess[str]:
-    """Run ``hexveil worker`` until it ends by itself."""
-    config = deployment.bus
-    servers = config.kafka.bootstrap, deployment.server.url, free_port()
-    env = worker_environment(config.privacy.user_key_file.parent, *servers, config.feed.name)
-    command = [*hexveil, "worker", "--config", str(hourly.BUS)]
-    return await asyncio.to_thread(
-        subprocess.run, command, env=env, cwd=deployment.folder, capture_output=True, text=True, timeout=60
-    )
-
-
-async def test_the_worker_command_ends_with_1_on_a_set_back_redis_says_both_numbers_and_reads_nothing(
+async def test_the_worker_command_ends_with_1_and_reads_nothing_if_redis_may_evict_knows_another_key_or_was_set_back(
     hexveil, deployment
 ):
     await deployment.fill(2)
     await deployment.failures(0)
     deployment.backup()
     await deployment.failures(1)
+    config, before = deployment.bus, await deployment.spent()
+    servers = config.kafka.bootstrap, deployment.server.url, free_port()
+    env = worker_environment(config.privacy.user_key_file.parent, *servers, config.feed.name)
+    command = [*hexveil, "worker", "--config", str(hourly.BUS)]
+
+    async def refused() -> str:
+        """The reason that ``hexveil worker`` gives when it ends by itself."""
+        worker = await asyncio.to_thread(
+            subprocess.run, command, env=env, cwd=deployment.folder, capture_output=True, text=True, timeout=60
+        )
+        assert worker.returncode == 1, worker.stderr
+        assert await deployment.spent() == before
+        return str(json.loads(worker.stderr.splitlines()[-1])["reason"])
+
+    async with Redis.from_url(deployment.server.url) as client:
+        await client.config_set("maxmemory", "1gb")
+        await client.config_set("maxmemory-policy", "allkeys-lru")
+        assert "CONFIG SET maxmemory-policy noeviction" in await refused()
+        await client.config_set("maxmemory-policy", "noeviction")
+        await client.set(FeedKeys.of(config).user_key, "another")
+        assert "privacy.user_key_file" in await refused()
     deployment.set_back()
     before = await deployment.spent()
-    worker = await worker_command(hexveil, deployment)
-    assert worker.returncode == 1
-    last = json.loads(worker.stderr.splitlines()[-1])
-    assert last["reason"].startswith("2 windows of this feed were committed, Redis remembers 1")
-    assert "{" not in last["reason"]
-    assert await deployment.spent() == before
+    reason = await refused()
+    assert reason.startswith("2 windows of this feed were committed, Redis remembers 1")
+    assert "{" not in reason
     assert len(await deployment.markers()) == 2
-
-
-async def test_the_worker_command_ends_with_1_under_another_user_key(hexveil, deployment):
-    client = Redis.from_url(deployment.server.url)
-    await RowStore(client, deployment.bus.feed.name).claim_key("another")
-    await client.aclose()
-    worker = await worker_command(hexveil, deployment)
-    assert worker.returncode == 1, worker.stderr
-    assert "privacy.user_key_file" in worker.stderr.splitlines()[-1]
-    assert await deployment.markers() == []
 
 
 async def test_doctor_wants_close_markers_to_outlive_the_period_whose_charges_they_vouch_for(kafka, topic_name):

@@ -100,11 +100,23 @@ async def test_a_budget_raised_in_a_period_holds_from_the_next_one_on_and_every_
 
 
 async def test_a_lowered_budget_holds_at_once_and_cannot_be_raised_again_before_the_period_is_over(redis, tmp_path):
-    budgets = [marker(await release(redis, pure(tmp_path, 8.0), SLOT))["budget"]]
-    budgets.append(marker(await release(redis, pure(tmp_path, 4.0), SLOT + HOUR))["budget"])
-    budgets.append(marker(await release(redis, pure(tmp_path, 8.0), SLOT + 2 * HOUR))["budget"])
-    assert budgets == [8.0, 4.0, 4.0]
+    for hour, (budget, holds) in enumerate(((8.0, 8.0), (4.0, 4.0), (8.0, 4.0))):
+        assert marker(await release(redis, pure(tmp_path, budget), SLOT + hour * HOUR))["budget"] == holds
     assert await most_spent(redis, pure(tmp_path, 4.0), TODAY) <= 4_000_000
+
+
+async def changed_meanwhile(redis: Redis, config: Config, slot: int, field: str, value: int, **rows: Any) -> Any:
+    """Messages of a window after whose first plan a term of its period is changed; it must be planned twice."""
+    seen: list[str] = []
+
+    async def meanwhile(step: str) -> None:
+        seen.append(step)
+        if step == "plan" and seen.count("plan") == 1:
+            await redis.hset(FeedKeys.of(config).terms(TODAY), field, value)
+
+    messages = await release(redis, config, slot, after_step=meanwhile, **rows)
+    assert seen.count("plan") == 2, "the first plan was refused"
+    return messages
 
 
 async def test_a_worker_with_the_old_higher_budget_is_held_to_the_lower_one(redis, tmp_path):
@@ -112,17 +124,9 @@ async def test_a_worker_with_the_old_higher_budget_is_held_to_the_lower_one(redi
     configuration."""
     low, high = pure(tmp_path, 2.0), pure(tmp_path, 4.0)
     await release(redis, high, SLOT)
-    seen: list[str] = []
-
-    async def meanwhile(step: str) -> None:
-        seen.append(step)
-        if step == "plan" and seen.count("plan") == 1:
-            await redis.hset(FeedKeys.of(low).terms(TODAY), "budget", low.privacy.ledger_budget)
-
-    body = marker(await release(redis, high, SLOT + 2 * HOUR, after_step=meanwhile))
+    lowered = await changed_meanwhile(redis, high, SLOT + 2 * HOUR, "budget", low.privacy.ledger_budget)
     assert await most_spent(redis, high, TODAY) <= low.privacy.ledger_budget
-    assert seen.count("plan") == 2, "the first plan was refused"
-    assert body["budget"] == 2.0
+    assert marker(lowered)["budget"] == 2.0
 
 
 def histograms(messages: list[Message]) -> int:
@@ -146,30 +150,20 @@ async def test_histograms_switched_on_under_values_begin_with_the_next_period_an
 
 
 async def test_histograms_planned_before_exact_losses_were_charged_elsewhere_are_planned_again_without(redis, tmp_path):
-    config, seen = with_histograms("values", tmp_path, ["ug"]), list[str]()
-
-    async def meanwhile(step: str) -> None:
-        seen.append(step)
-        if step == "plan" and seen.count("plan") == 1:
-            await redis.hset(FeedKeys("bus").terms(TODAY), "counts", 1)
-
-    assert histograms(await release(redis, config, SLOT, located_rows(2, 200), after_step=meanwhile)) == 0
-    assert seen.count("plan") == 2
+    config, rows = with_histograms("values", tmp_path, ["ug"]), located_rows(2, 200)
+    assert histograms(await changed_meanwhile(redis, config, SLOT, "counts", 1, rows=rows)) == 0
 
 
 async def test_charges_for_histograms_are_refused_in_a_period_whose_charges_followed_from_counts(redis):
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation(birth=0)
-    users, charges = np.array([7], dtype=np.uint64), np.array([1])
-    await ledger.charge(SLOT, Period(SLOT, SLOT + 86_400, "p"), generation, users, charges, 10, basis="counts")
+    charged = generation, np.array([7], dtype=np.uint64), np.array([1]), 10
+    p, q = (Period(SLOT, SLOT + DAY, name) for name in "pq")
+    await ledger.charge(SLOT, p, *charged, basis="counts")
     with pytest.raises(TermsError, match="the period after p"):
-        await ledger.charge(
-            SLOT + HOUR, Period(SLOT, SLOT + 86_400, "p"), generation, users, charges, 10, basis="histograms"
-        )
+        await ledger.charge(SLOT + HOUR, p, *charged, basis="histograms")
     assert await ledger.total("p") == (1, 1)
-    await ledger.charge(
-        SLOT + HOUR, Period(SLOT, SLOT + 86_400, "q"), generation, users, charges, 10, basis="histograms"
-    )
+    await ledger.charge(SLOT + HOUR, q, *charged, basis="histograms")
 
 
 LEDGER = FeedKeys("bus").ledger("2017-03-21")
@@ -292,14 +286,14 @@ async def collect(redis: Redis, config: Config) -> None:
     await RowStore(redis, config.feed.name).append("bus/0", 0, n, rows, np.arange(n), slots)
 
 
-async def released(redis: Redis, config: Config) -> list[tuple[str, dict[str, Any], int]]:
-    """(Identifier, window, events) of every window that is due, oldest first."""
+async def released(redis: Redis, config: Config) -> list[tuple[dict[str, str], int]]:
+    """(Window, events) of every window that is due, oldest first."""
     windows = []
     for slot in await due(config, "bus/0"):
         out = Collected()
         await protocol_of(redis, config, out).close(slot)
         bodies = [json.loads(message.value) for message in out.messages]
-        windows.append((out.messages[-1].ce_id, bodies[-1]["window"], sum(b.get("events", 0) for b in bodies[:-1])))
+        windows.append((bodies[-1]["window"], sum(body.get("events", 0) for body in bodies[:-1])))
     return windows
 
 
@@ -308,36 +302,30 @@ def events(start: int, end: int) -> int:
     return int(((time >= start) & (time < end)).sum())
 
 
-async def test_after_longer_slots_no_window_says_more_than_it_holds_and_identifiers_differ(
-    redis, redis_url, tmp_path, clock
+@pytest.mark.parametrize(
+    ("slots", "planned", "starts", "ends", "half_hours"),
+    [
+        (("30m", "1h"), False, "12:00", "13:00", (0, 1)),
+        (("1h", "30m"), False, "12:00", "12:30", (0, 1)),
+        (("30m", "1h"), True, "12:30", "13:00", (1, 2)),
+    ],
+    ids=["longer", "shorter", "longer, and planned before"],
+)
+async def test_after_another_length_of_slots_a_window_says_what_it_holds_and_a_planned_one_is_finished_as_it_was(
+    redis, redis_url, tmp_path, clock, slots, planned, starts, ends, half_hours
 ):
-    before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("30m", "1h"))
+    before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in slots)
     await collect(redis, before)
-    windows = await released(redis, after)
-    assert len({name for name, _, _ in windows}) == len(windows) == 1
-    assert windows[0][1] == {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
-    assert windows[0][2] == events(0, HALF)
-    assert await RowStore(redis, "bus").open_slots() == []
-    with pytest.raises(PlanError, match=r"window\.slot was changed"):
-        await protocol_of(redis, after, Collected()).close(SLOT + HALF)
-
-
-async def test_after_shorter_slots_a_window_holds_the_rows_of_its_own_time(redis, redis_url, tmp_path, clock):
-    before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("1h", "30m"))
-    await collect(redis, before)
-    ((_, window, number),) = await released(redis, after)
-    assert window == {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T12:30:00Z"}
-    assert number == events(0, HALF) < events(0, 2 * HALF)
-
-
-async def test_a_window_that_was_planned_is_finished_as_it_was_planned(redis, redis_url, tmp_path, clock):
-    before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("30m", "1h"))
-    await collect(redis, before)
-    await protocol_of(redis, before, Collected()).close(SLOT)
-    await close_until(protocol_of(redis, before, Collected()), SLOT + HALF, "charge")
-    ((_, window, number),) = await released(redis, after)
-    assert window == {"start": "2017-03-21T12:30:00Z", "end": "2017-03-21T13:00:00Z"}
-    assert number == events(HALF, 2 * HALF)
+    if planned:
+        await protocol_of(redis, before, Collected()).close(SLOT)
+        await close_until(protocol_of(redis, before, Collected()), SLOT + HALF, "charge")
+    ((window, number),) = await released(redis, after)
+    assert window == {"start": f"2017-03-21T{starts}:00Z", "end": f"2017-03-21T{ends}:00Z"}
+    assert number == events(*(HALF * half for half in half_hours)) < events(0, 2 * HALF)
+    if slots[1] == "1h" and not planned:
+        assert await RowStore(redis, "bus").open_slots() == []
+        with pytest.raises(PlanError, match=r"window\.slot was changed"):
+            await protocol_of(redis, after, Collected()).close(SLOT + HALF)
 
 
 @pytest.mark.parametrize(("slots", "ends"), [(("30m", "1h"), ["14:00"]), (("1h", "30m"), ["13:00", "13:30", "14:00"])])
@@ -355,11 +343,11 @@ async def test_under_participation_the_ticks_go_on_from_a_beginning_of_the_new_l
     assert await released(redis, before) == []
     clock.now = SLOT + HALF + before.window.allowed_delay.total_seconds() + 1
     first = await released(redis, before)
-    assert [window["end"][11:16] for _, window, _ in first] == (["12:30"] if slots[0] == "30m" else [])
+    assert [window["end"][11:16] for window, _ in first] == (["12:30"] if slots[0] == "30m" else [])
     assert await released(redis, before) == []
     clock.now = SLOT + 4 * HALF + before.window.allowed_delay.total_seconds() + 1
     windows = await released(redis, after)
-    assert [window["end"][11:16] for _, window, _ in windows] == (ends if slots[0] == "30m" else ["12:30", *ends])
+    assert [window["end"][11:16] for window, _ in windows] == (ends if slots[0] == "30m" else ["12:30", *ends])
 
 
 RUNNING = Period(SLOT - 12 * HOUR, SLOT + 12 * HOUR, "2017-03-21")
@@ -386,17 +374,11 @@ async def test_a_new_feed_name_in_the_middle_of_a_period_grants_nothing_until_th
     assert await spend(redis, "new", NEXT) == B
 
 
-async def test_a_ledger_whose_birth_is_not_recorded_charges_nothing(redis):
+async def test_a_ledger_is_born_when_redis_makes_it_adopting_only_moves_it_back_and_without_a_birth_it_charges_nothing(
+    redis,
+):
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation()
-    await redis.delete(FeedKeys("bus").birth)
-    with pytest.raises(BeforeBirthError, match="not recorded"):
-        await ledger.charge(SLOT, RUNNING, generation, USERS, np.full(2, B), B)
-
-
-async def test_a_ledger_is_born_when_redis_makes_it_and_adopting_only_moves_it_back(redis):
-    ledger = Ledger(redis, "bus")
-    await ledger.start_generation()
     now, _ = await redis.time()
     assert now - 60 <= (await ledger.birth() or 0) <= now
     await ledger.start_generation(birth=0)
@@ -404,6 +386,9 @@ async def test_a_ledger_is_born_when_redis_makes_it_and_adopting_only_moves_it_b
     assert await ledger.adopt(SLOT) == SLOT
     assert await ledger.adopt(SLOT + DAY) == SLOT
     assert await ledger.adopt(SLOT - DAY) == SLOT - DAY
+    await redis.delete(FeedKeys("bus").birth)
+    with pytest.raises(BeforeBirthError, match="not recorded"):
+        await ledger.charge(SLOT, RUNNING, generation, USERS, np.full(2, B), B)
 
 
 async def filled(redis: Redis, config: Config) -> None:
@@ -414,11 +399,18 @@ async def filled(redis: Redis, config: Config) -> None:
     await store.append("t/0", 0, 60, rows, np.arange(60), slots)
 
 
-async def test_under_values_windows_of_earlier_periods_wait_until_they_are_adopted(redis, redis_url, tmp_path, clock):
+async def test_under_values_windows_of_earlier_periods_are_not_drawn_and_wait_until_they_are_adopted(
+    redis, redis_url, tmp_path, clock
+):
     clock.now = SLOT + 3 * DAY
     config = bus_config(tmp_path, **{"redis.url": redis_url})
     await filled(redis, config)
     assert await due(config) == [SLOT + 2 * DAY]
+    out = Collected()
+    with pytest.raises(BeforeBirthError):
+        await protocol_of(redis, config, out).close(SLOT)
+    assert out.messages == []
+    assert not await redis.exists(FeedKeys("bus").outbox(SLOT))
     await Ledger(redis, "bus").adopt(0)
     assert await due(config) == [SLOT, SLOT + 2 * DAY]
 
@@ -432,16 +424,6 @@ async def test_under_participation_no_tick_of_an_earlier_period_is_published(red
     slots = await due(config)
     assert slots[0] == config.slotting.period_of(SLOT).end
     assert all(config.slotting.period_of(slot).start >= SLOT for slot in slots)
-
-
-async def test_a_close_of_an_earlier_period_draws_and_publishes_nothing(redis, tmp_path):
-    config = bus_config(tmp_path)
-    await filled(redis, config)
-    out = Collected()
-    with pytest.raises(BeforeBirthError):
-        await protocol_of(redis, config, out).close(SLOT)
-    assert out.messages == []
-    assert not await redis.exists(FeedKeys("bus").outbox(SLOT))
 
 
 def test_adopt_explains_itself_and_changes_nothing_unless_the_operator_says_that_no_other_ledger_has():

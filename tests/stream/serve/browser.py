@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT, AxeResults
 from PIL import Image
-from playwright.async_api import Browser, FloatRect, Locator, Page, Request, Route, async_playwright, expect
+from playwright.async_api import Browser, FloatRect, Locator, Page, Route, async_playwright, expect
 
 from bench.dashboard import NO_CHROMIUM, find_chromium
 from tests.support.nightly import nightly
@@ -48,33 +48,14 @@ TILE = 512
 """Pixels of the world's side at zoom 0."""
 
 
-class Watched:
-    """Requests and errors of a page."""
-
-    def __init__(self, page: Page) -> None:
-        self.requests: list[str] = []
-        self.errors: list[str] = []
-        page.on("request", self._asked)
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
-
-    def _asked(self, request: Request) -> None:
-        self.requests.append(request.url)
-
-    def elsewhere(self, origin: str) -> list[str]:
-        """Requests to anything but the page's own server."""
-        return [url for url in self.requests if not url.startswith((f"{origin}/", f"blob:{origin}/", "data:"))]
-
-
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
     """Debian's Chromium; every page of it is :func:`opened` with cookies, storage and settings of its own."""
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        try:
-            yield browser
-        finally:
-            await browser.close()
+    async with (
+        async_playwright() as playwright,
+        await playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS)) as browser,
+    ):
+        yield browser
 
 
 async def stands_at(page: Page, moment: datetime) -> None:
@@ -102,11 +83,18 @@ async def opened(
     """The dashboard once it is painted. ``init``: a script that runs before those of the page. Fails at its end if a
     request went to another server or, unless ``errors``, an error was logged.
     """
-    context = await browser.new_context(viewport=size, reduced_motion="reduce", **options)  # type: ignore[arg-type]
-    try:
+    requests: list[str] = []
+    logged: list[str] = []
+    async with await browser.new_context(
+        viewport=size,  # type: ignore[arg-type]
+        reduced_motion="reduce",
+        **options,
+    ) as context:
         page = await context.new_page()
         page.set_default_timeout(PATIENCE_MS)
-        watched = Watched(page)
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: logged.append(str(error)))
+        page.on("console", lambda message: logged.append(message.text) if message.type == "error" else None)
         if init:
             await page.add_init_script(init)
         if clock is not None:
@@ -115,11 +103,9 @@ async def opened(
         await page.goto(f"{origin}/{place}")
         await page.wait_for_selector("html[data-ready]")
         yield page
-        assert not (elsewhere := watched.elsewhere(origin)), elsewhere
-        if not errors:
-            assert not watched.errors, watched.errors
-    finally:
-        await context.close()
+        own = (f"{origin}/", f"blob:{origin}/", "data:")
+        assert not (elsewhere := [url for url in requests if not url.startswith(own)]), elsewhere
+        assert errors or not logged, logged
 
 
 async def revisit(page: Page, place: str) -> None:

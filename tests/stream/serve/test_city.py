@@ -311,16 +311,11 @@ async def marks_a_stop(page: Page) -> None:
 
 @pytest.mark.nightly
 @needs_chromium
-async def test_a_stop_that_is_searched_on_a_phone_is_marked_where_it_is(browser, config):
-    async with page_of(browser, config, window(config, 0), "#hexagons=on", size=PHONE) as (page, _):
+async def test_a_phone_marks_a_stop_that_is_searched_and_says_that_the_area_of_an_address_is_unknown(browser, config):
+    options: dict[str, Any] = {"size": PHONE, "errors": True}
+    async with page_of(browser, config, window(config, 0), "#hexagons=on", **options) as (page, _):
         await marks_a_stop(page)
-
-
-@needs_chromium
-@pytest.mark.nightly
-async def test_an_address_of_an_area_that_is_unknown_says_so(browser, config):
-    place = f"?area={quote('<script>document.title=1</script>')}"
-    async with page_of(browser, config, window(config, 0), place, errors=True) as (page, _):
+        await revisit(page, f"?area={quote('<script>document.title=1</script>')}")
         await expect(page.locator("#details .problem")).to_contain_text("there is no area")
         assert await page.title() == "Hexveil"
 

@@ -71,11 +71,6 @@ NEAR = "#at=11/30.25/-97.7"
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return city_config(tmp_path)
-
-
-@pytest.fixture
 def on_kafka(tmp_path: Path, own_feed: dict[str, str]) -> Config:
     """Of a feed to which a test adds windows."""
     return city_config(tmp_path, **own_feed)
@@ -199,14 +194,11 @@ async def test_the_tooltip_says_value_interval_and_noise(shown):
     await expect(page.locator("#tooltip")).to_contain_text("Too few users: 1 user reported here")
 
 
-async def test_a_cell_fades_when_its_interval_spans_more_than_one_class(shown):
+async def test_a_cell_fades_when_its_interval_spans_more_than_one_class_and_is_hatched_if_not_published(shown):
     land = (0xEE, 0xF0, 0xF1)
     busy, uncertain = [await colour_of(shown.page, cell, below=20) for cell in (BUSY, UNCERTAIN)]
     assert apart(busy, [0.92 * a + 0.08 * b for a, b in zip(VIRIDIS_20_25, land, strict=True)]) < 6, busy
     assert apart(uncertain, land) < 0.85 * apart(busy, land)
-
-
-async def test_a_cell_that_is_not_published_is_hatched(shown):
     for cell, hatched in ((LONELY, True), (BUSY, False)):
         light = [sum(pixel) for pixel in await pixels(shown.page, cell, below=20)]
         assert (max(light) - min(light) > 100) == hatched

@@ -3,14 +3,12 @@ nothing."""
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import h3
 import pytest
 from playwright.async_api import Page, expect
 
-from stream.config import Config
 from stream.messages.message import Message
 from tests.stream.serve.browser import (
     DESKTOP,
@@ -47,11 +45,6 @@ pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 DAY, WEEK = 24, 7 * 24
 """Hours from 2017-03-21, 12:00 UTC, which is 07:00 in Chicago."""
 START = "2017-03-21T12:00:00Z"
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return city_config(tmp_path, **{"feed.name": "day-bus"})
 
 
 def changed(messages: list[Message], **cells: dict[str, Any]) -> list[Message]:

@@ -5,7 +5,6 @@ import json
 import re
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -30,11 +29,12 @@ from tests.stream.serve.browser import (
     place_of,
     reloaded,
     repainted,
+    revisit,
     shows,
 )
 from tests.stream.serve.city import BUSY, STEADY, bodies, city_config, closed, window
 from tests.stream.serve.made_places import HOSTILE, city_files
-from tests.stream.serve.serving import followed, origin_of, page_of, publish, served
+from tests.stream.serve.serving import followed, page_of, publish, served
 from tests.support.builders import SLOT, random_rows
 from tests.support.participating import riders
 from tests.support.releasing import build_messages, planned
@@ -44,11 +44,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 MERGED = h3.cell_to_parent(BUSY, 6)
 CHILD = h3.cell_to_center_child(MERGED, 7)
 """The child in whose middle its parent has its centre, too."""
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return city_config(tmp_path)
 
 
 def around(cell: str, half: float) -> list[tuple[float, float]]:
@@ -266,26 +261,24 @@ async def test_a_polygon_is_drawn_by_keyboard_alone(browser, config):
 
 @needs_chromium
 @pytest.mark.nightly
-async def test_where_cells_are_larger_than_the_area_it_says_so_and_opens_them(browser, config):
+async def test_where_cells_are_larger_than_the_area_or_none_was_released_or_its_address_is_wrong_it_says_so(
+    browser, config
+):
+    """Every reason for which an address is refused is in ``pure.test.ts``."""
     lat, lng = h3.cell_to_latlng(BUSY)
-    small = [(lng + 0.002, lat), (lng + 0.003, lat), (lng + 0.003, lat + 0.001)]
-    nowhere = [(lng + 1, lat), (lng + 1.1, lat), (lng + 1.1, lat + 0.1)]
-    place = f"#ring={text_of([(round(x, 5), round(y, 5)) for x, y in small])}"
-    async with page_of(browser, config, window(config, 0), place) as (page, client):
-        await expect(page.locator("#details .reading")).to_have_text("Cells are larger than the area")
+    small, nowhere = (
+        text_of([(round(lng + x, 5), round(lat + y, 5)) for x, y in corners])
+        for corners in (((0.002, 0), (0.003, 0), (0.003, 0.001)), ((1, 0), (1.1, 0), (1.1, 0.1)))
+    )
+    async with page_of(browser, config, window(config, 0), f"#ring={small}") as (page, _):
+        reading = page.locator("#details .reading")
+        await expect(reading).to_have_text("Cells are larger than the area")
         await no_violation(page)
         await page.locator("#details .cells button").click()
         await expect(page.locator("#details h2 code")).to_have_text(BUSY)
-        await page.goto(f"{origin_of(client)}/?ring={text_of([(round(x, 5), round(y, 5)) for x, y in nowhere])}")
-        await expect(page.locator("#details .reading")).to_contain_text("Nothing was released about this area")
-
-
-@needs_chromium
-@pytest.mark.nightly
-async def test_a_hostile_address_of_a_drawn_area_is_refused_with_its_reason(browser, config):
-    """Every reason is in ``pure.test.ts``."""
-    place = f"#ring={text_of(around(BUSY, 0.01))}&area={quote('<script>' + 'x' * 80)}"
-    async with page_of(browser, config, window(config, 0), place) as (page, _):
+        await revisit(page, f"?ring={nowhere}")
+        await expect(reading).to_contain_text("Nothing was released about this area")
+        await revisit(page, f"#ring={text_of(around(BUSY, 0.01))}&area={quote('<script>' + 'x' * 80)}")
         await expect(page.locator("#details .problem")).to_contain_text("its name must have at most 80 characters")
         assert "ring" not in await fields(page)
         await page.locator("#details-close").click()

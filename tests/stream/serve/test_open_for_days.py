@@ -20,11 +20,6 @@ from tests.stream.serve.serving import append, in_sight, origin_of, page_of, ser
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return city_config(tmp_path)
-
-
 LOSE = """() => new Promise((resolve) => {
   const canvas = document.querySelector('#map canvas');
   const processor = canvas.getContext('webgl2').getExtension('WEBGL_lose_context');
@@ -255,30 +250,29 @@ async def test_within_the_hour_an_open_page_drops_windows_that_the_server_forgot
 ):
     """It also shows the newest window, though a connection that is open and dead told it of none."""
     config, releases = of_two_windows(tmp_path)
-    async with serving_file(config, releases) as client:
-        context = await browser.new_context(reduced_motion="reduce")
-        try:
-            page = await context.new_page()
-            await page.clock.install()
-            await page.route("**/api/v1/stream*", lambda route: None)
-            await page.goto(origin_of(client))
-            await page.wait_for_selector("html[data-ready]")
-            slider = page.locator("#slider")
-            await expect(slider).to_have_attribute("max", "1")
-            await expect(page.locator("#slider-first")).to_contain_text("07:00")
-            append(releases, window(config, 2))
-            while (await client.get("/api/v1/hexagons?window=2017-03-21T14:00:00Z")).status != 200:
-                await asyncio.sleep(0.05)
-            await page.clock.fast_forward(HOURS_MS)
-            await expect(page.locator("#slider-first")).to_contain_text("08:00")
-            await expect(slider).to_have_attribute("max", "1")
-            await expect(page.locator("#window-text")).to_contain_text("09:00–10:00")
-            await page.evaluate("window.isOld = true")
-            await page.route("**/dashboard/settings", upgraded)
-            await page.clock.fast_forward(HOURS_MS)
-            await page.wait_for_function("() => !window.isOld && document.documentElement.dataset.ready === 'true'")
-        finally:
-            await context.close()
+    async with (
+        serving_file(config, releases) as client,
+        await browser.new_context(reduced_motion="reduce") as context,
+    ):
+        page = await context.new_page()
+        await page.clock.install()
+        await page.route("**/api/v1/stream*", lambda route: None)
+        await page.goto(origin_of(client))
+        await page.wait_for_selector("html[data-ready]")
+        slider = page.locator("#slider")
+        await expect(slider).to_have_attribute("max", "1")
+        await expect(page.locator("#slider-first")).to_contain_text("07:00")
+        append(releases, window(config, 2))
+        while (await client.get("/api/v1/hexagons?window=2017-03-21T14:00:00Z")).status != 200:
+            await asyncio.sleep(0.05)
+        await page.clock.fast_forward(HOURS_MS)
+        await expect(page.locator("#slider-first")).to_contain_text("08:00")
+        await expect(slider).to_have_attribute("max", "1")
+        await expect(page.locator("#window-text")).to_contain_text("09:00–10:00")
+        await page.evaluate("window.isOld = true")
+        await page.route("**/dashboard/settings", upgraded)
+        await page.clock.fast_forward(HOURS_MS)
+        await page.wait_for_function("() => !window.isOld && document.documentElement.dataset.ready === 'true'")
 
 
 @pytest.mark.nightly

@@ -27,15 +27,7 @@ from stream.messages.cells import cells_of, estimates_in, with_estimates
 from stream.messages.message import HEXAGON_SPEED, Message
 from stream.messages.tables import row_of
 from stream.serve.city.ways import along, estimates, pieces_of, travel
-from tests.stream.serve.browser import (
-    LAPTOP,
-    apart,
-    colour_of,
-    fields,
-    needs_chromium,
-    no_violation,
-    place_of,
-)
+from tests.stream.serve.browser import LAPTOP, apart, colour_of, fields, needs_chromium, no_violation, place_of
 from tests.stream.serve.city import (
     BUSY,
     STEADY,
@@ -286,17 +278,6 @@ async def test_every_reader_holds_the_same_number(tmp_path):
     assert expected[BUSY]["method"] == "kalman"
     assert json.loads(json.dumps(expected[BUSY])) == json.loads(values[BUSY])["post_processed"]["mean"]
     assert 0.6 * len(values) < sum(mean is None for mean in expected.values())
-    seen: dict[str, dict[str, Any]] = {}
-
-    def rows(reader: str, flat: list[dict[str, Any]]) -> None:
-        seen[reader] = {row["cell"]: _of_row(row) for row in flat}
-
-    def bodies(reader: str, read_as: list[dict[str, Any]]) -> None:
-        means = {body["cell"]: (body["estimate"] or {}).get("mean") for body in read_as}
-        seen[reader] = {
-            cell: mean and [mean["value"], *mean["interval"], mean["method"]] for cell, mean in means.items()
-        }
-
     async with served(config, messages) as client:
 
         async def read(path: str) -> bytes:
@@ -305,38 +286,41 @@ async def test_every_reader_holds_the_same_number(tmp_path):
         answer = await read("/api/v1/hexagons")
         assert with_estimates(values[BUSY], *cells_of([values[BUSY]])) in answer
         listed = json.loads(answer)["hexagons"]
-        bodies("map, table, search", listed)
-        whole = json.loads(await read("/api/v1/hexagons?format=geojson"))["features"]
-        bodies("geojson", [one["properties"] for one in whole])
-        bodies("history", [json.loads(await read(f"/api/v1/cells/{cell}"))["releases"][0] for cell in values])
-        start = listed[0]["window"]["start"]
-        path = f"/api/v1/windows/{start}/download"
-        rows("csv", list(csv.DictReader(io.StringIO((await read(f"{path}.csv")).decode()))))
-        rows("parquet", parquet.read_table(io.BytesIO(await read(f"{path}.parquet"))).to_pylist())
-        downloaded = json.loads(await read(f"{path}.geojson"))["features"]
-        rows("download", [one["properties"] for one in downloaded])
-        features = json.loads(await read(f"/ogc/collections/{config.feed.name}.newest/items?limit=1000"))["features"]
-        rows("ogc", [one["properties"] for one in features])
+        path = f"/api/v1/windows/{listed[0]['window']['start']}/download"
+        whole, downloaded, features = [
+            [feature["properties"] for feature in json.loads(await read(path))["features"]]
+            for path in (
+                "/api/v1/hexagons?format=geojson",
+                f"{path}.geojson",
+                f"/ogc/collections/{config.feed.name}.newest/items?limit=1000",
+            )
+        ]
+        bodies = {
+            "map, table, search": listed,
+            "geojson": whole,
+            "history": [json.loads(await read(f"/api/v1/cells/{cell}"))["releases"][0] for cell in values],
+        }
+        rows = {
+            "csv": list(csv.DictReader(io.StringIO((await read(f"{path}.csv")).decode()))),
+            "parquet": parquet.read_table(io.BytesIO(await read(f"{path}.parquet"))).to_pylist(),
+            "download": downloaded,
+            "ogc": features,
+            "file": [row_of(value) for value in values.values()],
+        }
         areas = {}
         for cell in values:
             lat, lng = h3.cell_to_latlng(cell)
             ring = ",".join(f"{x:.5f},{y:.5f}" for x, y in _square(lng, lat))
             area = json.loads(await read(f"/api/v1/area?ring={ring}"))
             assert area["hexagons"] == [cell]
-            mean = area["estimate"]
-            areas[cell] = mean and [
-                round(mean["value"], 3),
-                *(round(end, 3) for end in mean["interval"]),
-                mean["method"],
-            ]
-    rows("file", [row_of(value) for value in values.values()])
-    wanted = {cell: mean and [mean["value"], *mean["interval"], mean["method"]] for cell, mean in expected.items()}
-    for reader, read_as in seen.items():
-        assert read_as.keys() == wanted.keys(), reader
-        for cell, mean in wanted.items():
-            assert read_as[cell] == mean, (reader, cell)
+            areas[cell] = _of_mean(area["estimate"])
+    wanted = {cell: _of_mean(mean) for cell, mean in expected.items()}
+    for reader, read_as in bodies.items():
+        assert {body["cell"]: _of_mean((body["estimate"] or {}).get("mean")) for body in read_as} == wanted, reader
+    for reader, read_as in rows.items():
+        assert {row["cell"]: _of_row(row) for row in read_as} == wanted, reader
     # An area leads with what was released where the noise alone is narrower.
-    assert areas[BUSY] == wanted[BUSY] or areas[BUSY][3] == "released"
+    assert areas[BUSY][:3] == pytest.approx(wanted[BUSY][:3], abs=5e-4) or areas[BUSY][3] == "released"
     demo = Releases(ZoneInfo("America/Chicago"))
     for message in messages:
         demo.add(message.topic, dict(message.headers), message.value)
@@ -344,8 +328,12 @@ async def test_every_reader_holds_the_same_number(tmp_path):
     assert f"mean {busiest['value']:.1f} ({busiest['interval'][0]:.0f}–" in demo.lines()[0]
 
 
-def _of_row(row: dict[str, Any]) -> list[Any] | None:
+def _of_mean(mean: dict[str, Any] | None) -> Any:
     """Value, interval and method; None where they are empty."""
+    return mean and [mean["value"], *mean["interval"], mean["method"]]
+
+
+def _of_row(row: dict[str, Any]) -> list[Any] | None:
     *numbers, method = [row.get(f"estimate_mean{part}") for part in ("", "_low", "_high", "_method")]
     return [*map(float, numbers), method] if method else None
 

@@ -217,8 +217,7 @@ async def test_the_documented_reader_misses_no_window_though_a_proxy_answers_502
     async with served(bus_config(tmp_path), chain(*windows)) as client:
         ((number, window),) = await first(client, 1, "?after=0")
         answers += [(200, f"id: {number}\nevent: window\nretry: 1\ndata: {json.dumps(window)}\n\n"), (502, "")]
-        page = await browser.new_page()
-        try:
+        async with await browser.new_page() as page:
             await page.route("**/api/v1/stream*", behind_a_proxy)
             await page.goto(f"{origin_of(client)}/healthz")
             follow = snippet.replace("5000", "10")
@@ -226,8 +225,6 @@ async def test_the_documented_reader_misses_no_window_though_a_proxy_answers_502
             await page.evaluate(f"() => {{ {follow}; window.starts = []; {call}; }}")
             await page.wait_for_function("window.starts.length >= 3", timeout=PATIENCE_MS)
             starts = await page.evaluate("window.starts")
-        finally:
-            await page.close()
     assert not answers
     assert starts == [json.loads(made[-1].value)["window"]["start"] for made in windows]
 

@@ -8,13 +8,12 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from google.transit import gtfs_realtime_pb2
-from typer.testing import CliRunner
 
-from stream.cli import app
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.local.server import LOOPBACK
 from stream.sources.messages import Messages
@@ -87,16 +86,12 @@ def fetch(url: str, times: int = 1, **settings: object) -> list[bytes | None]:
     return asyncio.run(run())
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["gtfs-rt", *arguments])
-    return result.exit_code, result.stdout, result.stderr
-
-
-class Kept:
+class Kept(AsyncExitStack):
     """A sink and a sender that keep what they take; ``gate`` lets them store. ``ages``: seconds from an event's time
     until it is stored."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.values: list[bytes] = []
         self.ages: list[float] = []
         self.gate = asyncio.Event()
@@ -105,12 +100,6 @@ class Kept:
     @property
     def users(self) -> list[str]:
         return [json.loads(value)["user"] for value in self.values]
-
-    async def __aenter__(self) -> Kept:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
 
     async def take(self, messages: Messages) -> None:
         await self.gate.wait()
@@ -122,8 +111,7 @@ class Kept:
     async def flush(self) -> None:
         pass
 
-    async def confirm(self) -> None:
-        pass
+    confirm = flush
 
 
 START = 1_757_583_600

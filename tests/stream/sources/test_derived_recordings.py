@@ -22,11 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from typer.testing import CliRunner
 
 from dpcore.earth import EARTH_M
-from stream.cli import app
+from stream.config.feed import FeedConfig
 from stream.diagnosis.reading import ageless, read_recording
+from stream.diagnosis.refusals import Refusals
 from stream.ingestion.decoding import REASONS, Batch, Decoder, Reason
 from stream.ingestion.formats import user_identity
 from stream.ingestion.pseudonyms import load_user_key
@@ -55,6 +55,7 @@ from tests.stream.sources.speedless import (
     publication,
 )
 from tests.support.builders import SLOT, bus_config
+from tests.support.command import run
 from tests.support.environment import environment
 from tests.support.feeding import create_topic
 from tests.support.topics_reader import PARTITIONS, stored
@@ -75,11 +76,6 @@ def write(path: Path, fixes: list[Fix], *, with_speed: bool, names: Mapping[str,
         lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
-
-
-def counted(values: list[bytes]) -> dict[str, list[bytes]]:
-    """Events by vehicle without those that are repeated, which the service counts once."""
-    return {name: list(dict.fromkeys(own)) for name, own in by_vehicle(values).items()}
 
 
 def events_of(config: Any, path: Path) -> list[bytes]:
@@ -105,7 +101,9 @@ def test_every_form_gives_the_events_of_a_live_source_however_it_is_ordered_and_
     for at_once, order in ((3, [ahead, *grouped]), (3, fixes + mixed[:200]), (20_000, mixed)):
         monkeypatch.setattr(derived_events, "AT_ONCE", at_once)
         path = write(tmp_path / f"day.{kind}", order, with_speed=with_speed)
-        assert counted(events_of(config, path)) == by_vehicle(wanted)
+        events = by_vehicle(events_of(config, path))
+        once = {name: list(dict.fromkeys(own)) for name, own in events.items()}
+        assert once == by_vehicle(wanted), "the service counts what is repeated once"
 
 
 def test_on_request_every_speed_is_derived_and_the_reported_ones_are_not_even_read(tmp_path):
@@ -191,30 +189,25 @@ async def test_through_kafka_a_recording_without_speeds_in_disorder_is_the_live_
     says = replayed(hexveil, tmp_path, kafka, topic, text)
     assert f"{len(wanted)} events, {len(wanted)} with a derived speed" in says
     assert "a derived speed is public as well and is not protected" in says
-    sent = [(key, value) for part in await stored(kafka, topic) for key, value in part]
-    assert by_vehicle([value for _, value in sent]) == by_vehicle(wanted)
-    assert all(json.loads(value)["user"].encode() == key for key, value in sent)
-
-
-def hour(mine: float) -> str:
-    """An hour of 60 vehicles that report in mph, of which the first reports ``mine``."""
-    rows = [
-        {"bus": f"22:{v}", "seen": SLOT + 60 * s, "y": round(30.2 + 0.002 * s, 6), "x": -97.7 + v / 200, "v": speed}
-        for s in range(30)
-        for v, speed in enumerate([mine] + [7.9] * 59)
-    ]
-    return "".join(json.dumps(row) + "\n" for row in rows)
+    parts = await stored(kafka, topic)
+    assert by_vehicle([value for part in parts for _, value in part]) == by_vehicle(wanted)
+    assert all(json.loads(value)["user"].encode() == key for part in parts for key, value in part)
+    keys = [key for part in parts for key in {key for key, _ in part}]
+    assert len(keys) == len(set(keys)), "one vehicle, one partition"
 
 
 async def test_no_vehicles_speeds_decide_whether_the_documented_pipe_sends_an_hour(
     kafka, topic_name, tmp_path, monkeypatch, hexveil
 ):
+    """An hour of 60 vehicles that report in mph, of which the first reports another speed."""
     monkeypatch.setenv("HEXVEIL_FEED__SPEED_UNIT", "km/h")
     sent = []
     for number, mine in enumerate((7.9, 100.0)):
         topic = f"{topic_name}-{number}"
         await create_topic(kafka, topic, PARTITIONS)
-        replayed(hexveil, tmp_path, kafka, topic, hour(mine), NAMES)
+        places = [(v, SLOT + 60 * s, round(30.2 + 0.002 * s, 6), -97.7 + v / 200) for s in range(30) for v in range(60)]
+        rows = [{"bus": f"22:{v}", "seen": at, "y": y, "x": x, "v": 7.9 if v else mine} for v, at, y, x in places]
+        replayed(hexveil, tmp_path, kafka, topic, "".join(json.dumps(row) + "\n" for row in rows), NAMES)
         events = [json.loads(value) for part in await stored(kafka, topic) for _, value in part]
         sent.append(sorted((e["user"], e["time"], e["lat"], e["lng"]) for e in events))
     assert len(sent[0]) == 60 * 30
@@ -225,8 +218,7 @@ async def test_no_vehicles_speeds_decide_whether_the_documented_pipe_sends_an_ho
 def test_the_order_of_the_file_is_refused_because_it_would_decide_about_speeds(path, tmp_path):
     day = write(tmp_path / "day.ndjson", [("22:1", SLOT, 30.2, -97.7, None)], with_speed=False)
     named = path if path == "-" else str(day)
-    done = CliRunner().invoke(app, ["replay", named, "--order", "file", "--config", str(configured(tmp_path))])
-    assert done.exit_code == 2
+    done = run("replay", named, "--order", "file", "--config", str(configured(tmp_path)), code=2)
     assert "leave out --order file" in done.stderr
 
 
@@ -249,20 +241,21 @@ def test_no_finite_speed_is_replaced_and_each_counts_as_where_none_is_derived(ki
         "canonical": {role: role for role in NAMES} | {"value": "speed"},
         "capmetro-2015": dict(zip(NAMES, ("vehicle_id", "timestamp", "latitude", "longitude", "speed"), strict=True)),
     }[file_format]
-    unit, scale = ("epoch-s", 1) if file_format == "declared" else ("epoch-ms", 1000)
-    path = tmp_path / f"day.{kind}"
-    texts: list[Fix] = [(fix[0], fix[1] * scale, *fix[2:]) for fix in known]
-    write(path, texts, with_speed=True, names=names)
-    of_declared = feed(format="declared", fields={**NAMES, "time_format": unit}, speeds="reported")
-    reported = of_declared if file_format == "declared" else feed("reported", fields=None)
-    wanted, why = read_recording(config_of(tmp_path, reported, relation), path, file_format)
+    scale, path = 1 if file_format == "declared" else 1000, tmp_path / f"day.{kind}"
+
+    def read(fixes: list[Fix], chosen: FeedConfig) -> tuple[np.ndarray, Refusals]:
+        write(path, [(fix[0], fix[1] * scale, *fix[2:]) for fix in fixes], with_speed=True, names=names)
+        return read_recording(config_of(tmp_path, chosen, relation), path, file_format)
+
+    reported, missing = feed("reported", fields=None), feed("missing", fields=None)
+    if file_format == "declared":
+        reported, missing = feed("reported", format="declared"), feed("missing")
+    wanted, why = read(known, reported)
     assert len(wanted) > 100
-    missing = feed("missing") if file_format == "declared" else feed("missing", fields=None)
-    got, refusals = read_recording(config_of(tmp_path, missing, relation), path, file_format)
+    got, refusals = read(known, missing)
     assert np.array_equal(np.sort(got), np.sort(wanted))
     assert (refusals.counts, refusals.derived) == (why.counts, 0)
-    write(path, [(fix[0], fix[1] * scale, *fix[2:]) for fix in fixes], with_speed=True, names=names)
-    together, refusals = read_recording(config_of(tmp_path, missing, relation), path, file_format)
+    together, refusals = read(fixes, missing)
     assert refusals.derived > 50
     assert len(together) == len(wanted) + refusals.derived
     assert set(wanted.tolist()) <= set(together.tolist())
@@ -295,8 +288,7 @@ def test_swapped_axes_are_named_where_no_speed_is_reported(offline, tmp_path):
     fixes: list[Fix] = [(name, clock, lng, lat, None) for name, clock, lat, lng, _ in day()]
     path = write(tmp_path / "day.csv", fixes, with_speed=False)
     command = ["replay", str(path), "--config", str(configured(tmp_path)), *(["--offline"] if offline else [])]
-    done = CliRunner().invoke(app, command, env={"HEXVEIL_WINDOW__LATENESS": "event-time"})
-    assert done.exit_code == 2
+    done = run(*command, code=2, env={"HEXVEIL_WINDOW__LATENESS": "event-time"})
     assert f"{len(fixes)} swapped-axes" in done.stderr
     assert "Likely lat and lng are swapped" in done.stderr
 
@@ -476,12 +468,6 @@ def derive_all(rows: list[tuple[str, int, float, float]], cuts: list[int], perio
     return np.concatenate(out)
 
 
-def on_sphere(lat: float, lng: float) -> tuple[float, float, float]:
-    """Cartesian coordinates of a place on the unit sphere."""
-    phi, theta = math.radians(lat), math.radians(lng)
-    return math.cos(phi) * math.cos(theta), math.cos(phi) * math.sin(theta), math.sin(phi)
-
-
 def plain(rows: list[tuple[str, int, float, float]]) -> list[float]:
     """The definition, one fix at a time."""
     speeds = []
@@ -497,9 +483,9 @@ def plain(rows: list[tuple[str, int, float, float]]) -> list[float]:
             speeds.append(math.nan)
             continue
         t, a, b = earlier[-1]
-        # The chord, because the arc cosine of a number near 1 makes a decimetre of nothing.
-        chord = math.dist(on_sphere(a, b), on_sphere(lat, lng))
-        kmh = 3.6 * EARTH_M * 2 * math.asin(chord / 2) / (time - t)
+        north, east = math.sin(math.radians(lat - a) / 2), math.sin(math.radians(lng - b) / 2)
+        chord = math.hypot(north, east * math.sqrt(math.cos(math.radians(a)) * math.cos(math.radians(lat))))
+        kmh = 3.6 * EARTH_M * 2 * math.asin(chord) / (time - t)
         speeds.append(kmh if time - t <= MOST_S and kmh <= CAP_KMH else math.nan)
     return speeds
 

@@ -34,10 +34,10 @@ from tests.stream.sources.agency import (
     fetch,
     fleet,
     reader,
-    run,
     snapshot_bytes,
 )
 from tests.support.builders import bus_config, bus_fleet_file, riders_config
+from tests.support.command import run
 from tests.support.environment import environment
 from tests.support.topics_reader import stored
 
@@ -99,9 +99,6 @@ def test_a_feed_of_another_format_is_refused_with_the_remedy():
         reader(feed=FEED.model_copy(update={"format": "itms"}))
 
 
-# --- an address ---
-
-
 def cut_short(handler: BaseHTTPRequestHandler) -> None:
     handler.send_response(200)
     handler.send_header("Content-Length", "100000")
@@ -152,9 +149,6 @@ def test_retry_after_is_honoured_within_an_hour():
             assert caught.value.retry_after_s == wait
 
 
-# --- the command ---
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     """A configuration of Delhi under "values"."""
@@ -176,18 +170,16 @@ def events_in(releases: Path) -> int:
 
 def test_stored_snapshots_become_canonical_events_in_a_file_or_releases(config, folder, tmp_path):
     out = tmp_path / "events.ndjson"
-    code, _, stderr = run(str(folder), "--config", config, "--out", str(out))
+    stderr = run("gtfs-rt", folder, "--config", config, "--out", out).stderr
     events = [json.loads(line) for line in out.read_text().splitlines()]
-    assert (code, len(events)) == (0, 12)
+    assert len(events) == 12
     assert all(math.isclose(event["speed"], 26.7, abs_tol=0.4) and event["derived"] for event in events)
     assert events[0]["time"] == (START + 28) * 1000
     assert "12 events, 12 with a derived speed" in stderr
-    offline = [str(folder), "--offline", "--config", config, "--out", str(tmp_path / "releases.ndjson")]
-    code, _, said = run(*offline)
-    assert (code, events_in(tmp_path / "releases.ndjson")) == (0, 12)
-    assert "12 events (0 refused), 1 windows released" in said
-    code, _, said = run(*offline)
-    assert (code, "cannot be drawn again" in said) == (2, True)
+    offline = ("gtfs-rt", folder, "--offline", "--config", config, "--out", tmp_path / "releases.ndjson")
+    assert "12 events (0 refused), 1 windows released" in run(*offline).stderr
+    assert events_in(tmp_path / "releases.ndjson") == 12
+    assert "cannot be drawn again" in run(*offline, code=2).stderr
 
 
 def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code_and_alone_refused(config, folder, tmp_path):
@@ -195,23 +187,24 @@ def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code_and_alo
     (folder / "002.pb").write_bytes(b"<html>maintenance</html>")
     body = gzip.compress((folder / "003.pb").read_bytes())
     (folder / "damaged.pb.gz").write_bytes(body[:10] + b"\xff" * 20 + body[30:])
-    code, out, stderr = run(str(folder), "--config", config, "--out", "-")
-    assert (code, len(out.splitlines())) == (1, 9)
-    assert "002.pb: an HTML or XML page" in stderr
-    assert "damaged or cut short (Error -3 while decompressing" in stderr
-    code, _, stderr = run(str(folder / "002.pb"), "--config", config, "--out", "-")
-    assert (code, "002.pb: an HTML or XML page" in stderr) == (2, True)
-    code, out, stderr = run(str(folder), "--json", "--config", config, "--out", str(tmp_path / "events.ndjson"))
-    report = json.loads(out)
-    assert (code, report["snapshots"]["events"], stderr) == (1, 9, "")
+    command = ("gtfs-rt", folder, "--config", config, "--out")
+    done = run(*command, "-", code=1)
+    assert len(done.stdout.splitlines()) == 9
+    assert "002.pb: an HTML or XML page" in done.stderr
+    assert "damaged or cut short (Error -3 while decompressing" in done.stderr
+    alone = run("gtfs-rt", folder / "002.pb", "--config", config, "--out", "-", code=2)
+    assert "002.pb: an HTML or XML page" in alone.stderr
+    apart = run(*command, tmp_path / "events.ndjson", "--json", code=1)
+    report = json.loads(apart.stdout)
+    assert (report["snapshots"]["events"], apart.stderr) == (9, "")
     assert ("002.pb" in report["problems"][0], "public" in report["notes"][0]) == (True, True)
-    code, out, stderr = run(str(folder), "--json", "--config", config, "--out", "-")
-    assert len([json.loads(line)["user"] for line in out.splitlines()]) == json.loads(stderr)["snapshots"]["events"]
+    piped = run(*command, "-", "--json", code=1)
+    assert len([json.loads(line)["user"] for line in piped.stdout.splitlines()]) == 9
+    assert json.loads(piped.stderr)["snapshots"]["events"] == 9
 
 
 def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config, folder):
-    code, _, stderr = run(str(folder / "000.pb"), "--config", config, "--out", "-")
-    assert code == 2
+    stderr = run("gtfs-rt", folder / "000.pb", "--config", config, "--out", "-", code=2).stderr
     assert "two positions of the vehicle" in stderr
     assert "name a folder of snapshots, or the agency's address" in stderr
 
@@ -220,16 +213,15 @@ def test_a_pipe_that_a_shell_names_as_a_file_is_read(config):
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(fleet(0, speed=5.0))
-    code, out, _ = run(f"/dev/fd/{reading}", "--config", config, "--out", "-")
+    done = run("gtfs-rt", f"/dev/fd/{reading}", "--config", config, "--out", "-")
     os.close(reading)
-    assert (code, len(out.splitlines())) == (0, 3)
+    assert len(done.stdout.splitlines()) == 3
 
 
 @pytest.mark.parametrize("out", ["/dev/full", "/nowhere/events.ndjson"])
 def test_a_file_that_cannot_be_written_ends_a_live_feed_with_its_name(out, config):
     with Agency([answer(200, fleet(0, speed=5.0))]) as agency:
-        code, _, stderr = run(agency.url, "--once", "--config", config, "--out", out)
-    assert code == 1
+        stderr = run("gtfs-rt", agency.url, "--once", "--config", config, "--out", out, code=1).stderr
     assert f"{out}: " in stderr
     assert "--out needs a file that you may write to" in stderr
 
@@ -253,8 +245,7 @@ def test_a_file_that_cannot_be_written_ends_a_live_feed_with_its_name(out, confi
 )
 def test_wrong_usage_is_refused_with_the_remedy(config, arguments, said):
     out = [] if "--offline" in arguments else ["--out", "-"]
-    code, _, stderr = run(*arguments, "--config", config, *out)
-    assert code == 2
+    stderr = run("gtfs-rt", *arguments, "--config", config, *out, code=2).stderr
     assert said in " ".join(stderr.replace("│", " ").split())
     assert "hidden" not in stderr
 
@@ -299,8 +290,7 @@ def test_a_differential_feed_gives_the_events_of_the_full_one_whose_positions_it
             message.header.incrementality = gtfs_realtime_pb2.FeedHeader.DIFFERENTIAL
             message.entity.add(id="b", is_deleted=True).vehicle.vehicle.id = "b"
         (folder / f"{step:03}.pb").write_bytes(message.SerializeToString())
-    code, _, said = run(str(folder), "--config", config, "--out", str(out))
-    assert code == 0, said
+    said = run("gtfs-rt", folder, "--config", config, "--out", out).stderr
     events = [json.loads(line) for line in out.read_text().splitlines()]
     assert {name: sum(event["user"] == name for event in events) for name in "abc"} == {"a": 4, "b": 2, "c": 4}
     assert all(event["speed"] == pytest.approx(26.7, abs=0.4) for event in events)
@@ -392,10 +382,9 @@ def test_a_live_command_obeys_its_option_then_the_configuration_and_says_each_mi
         (tmp_path / f"{step}.pb").write_bytes(snapshot_bytes(buses, now))
     if configured is not None:
         monkeypatch.setenv("HEXVEIL_FEED__SPEEDS", configured)
-    stored, options = [str(tmp_path / f"{step}.pb") for step in range(2)], [] if given is None else ["--speeds", given]
-    code, out, stderr = run(*stored, "--config", config, "--out", str(tmp_path / "events"), "--json", *options)
-    assert code == 0, stderr
-    report = json.loads(out)
+    options = ["--out", tmp_path / "events", "--json", *([] if given is None else ["--speeds", given])]
+    done = run("gtfs-rt", tmp_path / "0.pb", tmp_path / "1.pb", "--config", config, *options)
+    report = json.loads(done.stdout)
     used = DERIVED[report["snapshots"]["derived"]]
     assert used == (given or configured or "missing")
     hint = f"feed.speeds is {configured or 'reported'!r}, and hexveil check, the dashboard and /api/v1/feeds say"

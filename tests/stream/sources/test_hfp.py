@@ -17,12 +17,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from paho.mqtt import client as paho
 from structlog.testing import capture_logs
 from trustme import CA
-from typer.testing import CliRunner
 
-from stream.cli import app
 from stream.config.feed import FeedConfig
 from stream.local.server import LOOPBACK, free_port
 from stream.sources import mqtt
@@ -31,6 +30,7 @@ from stream.sources.mqtt import Broker, Following
 from stream.windows import Slotting
 from tests.stream.sources.agency import Kept
 from tests.support.builders import bus_fleet_file
+from tests.support.command import run
 from tests.support.environment import write_secret
 from tests.support.feeding import until_true
 from tests.support.topics_reader import stored
@@ -108,14 +108,14 @@ REFUSED = {
     "two events": (b'{"VP": {}, "DOO": {}}', "unreadable"),
     "deep": (b'{"VP": ' + b"[" * 5000 + b"]" * 5000 + b"}", "unreadable"),
     "large": (b'{"VP": {"x": "' + b"x" * LARGEST_MESSAGE + b'"}}', "too-large"),
-    "no position": (json.dumps({"VP": fix(lat=None)}).encode(), "no-position"),
-    "text": (json.dumps({"VP": fix(lat="60")}).encode(), "no-place"),
-    "a truth": (json.dumps({"VP": fix(long=True)}).encode(), "no-place"),
-    "a huge number": (json.dumps({"VP": fix(lat=10**300)}).encode(), "no-place"),
-    "off the globe": (json.dumps({"VP": fix(lat=97.0)}).encode(), "no-place"),
-    "no time": (json.dumps({"VP": fix(tst="noon")}).encode(), "time-unreadable"),
-    "milliseconds": (json.dumps({"VP": fix(tst=None, tsi=NOON_S * 1000)}).encode(), "time-no-epoch-seconds"),
-    "tomorrow": (json.dumps({"VP": fix(tst=None, tsi=NOON_S + 90_000)}).encode(), "time-in-future"),
+    "no position": (published(lat=None).payload, "no-position"),
+    "text": (published(lat="60").payload, "no-place"),
+    "a truth": (published(long=True).payload, "no-place"),
+    "a huge number": (published(lat=10**300).payload, "no-place"),
+    "off the globe": (published(lat=97.0).payload, "no-place"),
+    "no time": (published(tst="noon").payload, "time-unreadable"),
+    "milliseconds": (published(tst=None, tsi=NOON_S * 1000).payload, "time-no-epoch-seconds"),
+    "tomorrow": (published(tst=None, tsi=NOON_S + 90_000).payload, "time-in-future"),
 }
 
 
@@ -130,16 +130,11 @@ def test_a_message_that_is_no_position_is_refused_alone_with_its_reason(name):
 
 @asynccontextmanager
 async def followed(
-    broker: Mosquitto | str, source: HighFrequencyPositions | None = None
+    broker: Broker, source: HighFrequencyPositions | None = None
 ) -> AsyncIterator[tuple[Following, Kept]]:
-    """Who follows the broker, or one at this address, and what is kept of it."""
-    sink, stopping, topics = Kept(), asyncio.Event(), ("/hfp/#",)
-    if isinstance(broker, str):
-        where = Broker(broker, topics)
-    else:
-        ca, login = broker.folder / "ca.pem", (USER, PASSWORD)
-        where = Broker(f"mqtts://localhost:{broker.port}", topics, ca, login, pause_s=0.05)
-    following = Following(source or reader(), where, sink, stopping)
+    """Who follows a broker, and what is kept of it."""
+    sink, stopping = Kept(), asyncio.Event()
+    following = Following(source or reader(), broker, sink, stopping)
     running = asyncio.create_task(following.run())
     async with asyncio.timeout(240):
         yield following, sink
@@ -159,6 +154,8 @@ class Mosquitto:
         if program is None or passwords is None:
             pytest.skip("no mosquitto; Debian: apt-get install mosquitto")
         self.folder, self.port, ca = folder, free_port(), CA()
+        address, login = f"mqtts://localhost:{self.port}", (USER, PASSWORD)
+        self.broker = Broker(address, ("/hfp/#",), folder / "ca.pem", login, pause_s=0.05)
         ca.cert_pem.write_to_path(folder / "ca.pem")
         ca.issue_cert("localhost", LOOPBACK).private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
         write_secret(folder / "login", f"{USER}:{PASSWORD}\n")
@@ -237,7 +234,7 @@ def city_that_publishes(broker: Mosquitto) -> Iterator[None]:
 
 async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(mosquitto):
     source = reader()
-    async with followed(mosquitto, source) as (_, sink):
+    async with followed(mosquitto.broker, source) as (_, sink):
         for _ in range(2):
             known = len(sink.values)
             with city_that_publishes(mosquitto):
@@ -251,7 +248,7 @@ async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(mos
 async def test_what_arrives_faster_than_it_is_stored_is_dropped_and_counted(mosquitto, monkeypatch):
     monkeypatch.setattr(mqtt, "MOST_WAITING", 50)
     source = reader()
-    async with followed(mosquitto, source) as (following, sink):
+    async with followed(mosquitto.broker, source) as (following, sink):
         with city_that_publishes(mosquitto):
             await until_true(lambda: bool(sink.values))
         sink.gate.clear()
@@ -272,22 +269,20 @@ def helsinki(tmp_path: Path) -> Path:
 
 
 def hexveil(
-    broker: Mosquitto, *arguments: str, login: str = "login", ca: str | None = "ca.pem"
-) -> tuple[int, str, str]:
-    """What the command ends with and says that follows a broker by the configuration in its folder."""
-    command = ["hfp", f"mqtts://localhost:{broker.port}", "--once", "--json", "--login", str(broker.folder / login)]
+    broker: Mosquitto, *arguments: object, login: str = "login", ca: str | None = "ca.pem", code: int = 0
+) -> Result:
+    """What the command says that follows a broker by the configuration in its folder."""
+    command = ["hfp", broker.broker.url, "--once", "--json", "--login", str(broker.folder / login)]
     command += ["--config", str(broker.folder / "hexveil.toml"), *(["--ca", str(broker.folder / ca)] if ca else [])]
-    done = CliRunner().invoke(app, [*command, *arguments], catch_exceptions=False)
-    return done.exit_code, done.stdout, done.stderr
+    return run(*command, *arguments, code=code)
 
 
 def test_positions_reach_kafka_over_tls(mosquitto, helsinki, kafka, topic, monkeypatch):
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic)
     with city_that_publishes(mosquitto):
-        code, output, stderr = hexveil(mosquitto, "--topic", "/hfp/#")
-    assert code == 0, stderr
-    report = json.loads(output)["snapshots"]
+        done = hexveil(mosquitto, "--topic", "/hfp/#")
+    report = json.loads(done.stdout)["snapshots"]
     assert report["refused"]["unreadable"] >= 1
     stored_events = [json.loads(value) for part in asyncio.run(stored(kafka, topic)) for _, value in part]
     assert len(stored_events) == report["events"] >= 1
@@ -297,8 +292,7 @@ def test_positions_reach_kafka_over_tls(mosquitto, helsinki, kafka, topic, monke
 def test_a_live_feed_is_released_without_kafka(mosquitto, helsinki):
     out = helsinki.parent / "releases.ndjson"
     with city_that_publishes(mosquitto):
-        code, _, stderr = hexveil(mosquitto, "--offline", "--out", str(out))
-    assert code == 0, stderr
+        hexveil(mosquitto, "--offline", "--out", out)
     assert sum(json.loads(line)["value"].get("events", 0) for line in out.read_text().splitlines()) >= 1
 
 
@@ -308,15 +302,15 @@ def test_a_wrong_password_or_ca_ends_the_command_and_shows_no_secret(mosquitto, 
         ({"login": "wrong"}, "does not accept this user and password"),
         ({"ca": None}, "certificate verify failed"),
     ):
-        code, output, stderr = hexveil(mosquitto, "--out", "-", **wrong)
-        assert (code, output) == (3, ""), stderr
-        assert says in stderr
-        assert "guessed-wrong" not in stderr
+        done = hexveil(mosquitto, "--out", "-", **wrong, code=3)
+        assert done.stdout == ""
+        assert says in done.stderr
+        assert "guessed-wrong" not in done.stderr
 
 
 @contextmanager
-def scripted(suback: bytes, publishes: bytes = b"", after: threading.Event | None = None) -> Iterator[str]:
-    """Address of a broker of three answers to one client; the last, ``publishes``, comes once ``after`` is set.
+def scripted(suback: bytes, publishes: bytes = b"", after: threading.Event | None = None) -> Iterator[Broker]:
+    """A broker of three answers to one client; the last, ``publishes``, comes once ``after`` is set.
 
     Mosquitto accepts every subscription, filters what it delivers, and passes no malformed topic on.
     """
@@ -335,7 +329,7 @@ def scripted(suback: bytes, publishes: bytes = b"", after: threading.Event | Non
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        yield f"mqtt://{LOOPBACK}:{server.getsockname()[1]}"
+        yield Broker(f"mqtt://{LOOPBACK}:{server.getsockname()[1]}", ("/hfp/#",))
         thread.join()
 
 
@@ -350,8 +344,8 @@ async def test_a_broker_that_sends_a_quality_of_service_unasked_is_left(qos):
     """Of QoS 2, a message stays in the memory until the broker releases it."""
     unasked = bytearray(packet(TOPIC.encode(), b"\0\1" + published().payload))
     unasked[0] |= qos << 1
-    with capture_logs() as logs, scripted(b"\x00", bytes(unasked)) as address:
-        async with followed(address) as (following, sink):
+    with capture_logs() as logs, scripted(b"\x00", bytes(unasked)) as broker:
+        async with followed(broker) as (following, sink):
             await until_true(lambda: bool(logs))
     assert dict(following.refused) == {"qos-not-granted": 1}
     assert "QoS 1 or 2" in logs[0]["reason"]
@@ -359,9 +353,8 @@ async def test_a_broker_that_sends_a_quality_of_service_unasked_is_left(qos):
 
 
 def test_a_broker_that_refuses_the_topic_ends_the_command(helsinki):
-    with scripted(suback=b"\x80") as address:
-        done = CliRunner().invoke(app, ["hfp", address, "--config", str(helsinki), "--out", "-"])
-    assert done.exit_code == 3
+    with scripted(suback=b"\x80") as broker:
+        done = run("hfp", broker.url, "--config", helsinki, "--out", "-", code=3)
     assert "refuses a topic" in done.stderr
 
 
@@ -370,8 +363,8 @@ async def test_a_malformed_topic_is_refused_alone_and_a_silence_before_it_is_sai
     spoken, timeless = threading.Event(), published(tst=None, tsi=None).payload
     topics = (b"/hfp/\xff\xfe", b"/hfp/+/x", b"/hfp/#", TOPIC.encode())
     packets = b"".join(packet(topic, timeless) for topic in topics)
-    with capture_logs() as logs, scripted(b"\x00", packets, spoken) as address:
-        async with followed(address) as (following, sink):
+    with capture_logs() as logs, scripted(b"\x00", packets, spoken) as broker:
+        async with followed(broker) as (following, sink):
             await until_true(lambda: bool(logs))
             spoken.set()
             await until_true(lambda: bool(sink.values))
@@ -400,7 +393,6 @@ async def test_a_malformed_topic_is_refused_alone_and_a_silence_before_it_is_sai
 def test_wrong_options_are_refused_before_anything_is_sent(arguments, says, helsinki, monkeypatch):
     monkeypatch.chdir(helsinki.parent)
     write_secret(helsinki.parent / "login", f"{USER}:{PASSWORD}")
-    done = CliRunner().invoke(app, ["hfp", *arguments, "--config", str(helsinki)])
-    assert done.exit_code == 2
+    done = run("hfp", *arguments, "--config", helsinki, code=2)
     assert says in " ".join(done.stderr.replace("│", " ").split())
     assert PASSWORD not in done.stderr

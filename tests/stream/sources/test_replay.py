@@ -6,38 +6,24 @@ import json
 import signal
 import subprocess
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from stream.cli import app
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.local.kafka import REPO_ROOT
 from stream.local.server import LOOPBACK, free_port
+from stream.sources import pushed
 from stream.sources.delivery import KafkaSender, Pacer, Progress, deliver
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
-from stream.sources.pushed import (
-    MOST_BYTES,
-    MOST_EVENTS,
-    MOST_WAITING_BYTES,
-    PushAllowance,
-    PushIntake,
-    application,
-    serve_push,
-)
-from stream.sources.recording import Replay
-from tests.stream.sources.recordings import feed, gathered
 from tests.support import hourly
 from tests.support.builders import bus_config, riders_config
+from tests.support.command import run
 from tests.support.environment import environment, write_secret
 from tests.support.topics_reader import stored
 
@@ -51,24 +37,6 @@ async def send(kafka: str, topic: str, blocks: object, pacer: Pacer) -> Progress
 
 def synthetic(due: np.ndarray) -> list[Messages]:
     return [Messages(due, [b"v%d" % (i % 7) for i in range(len(due))], [b"%d" % i for i in range(len(due))])]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("order", ["time", "file"])
-async def test_the_recorded_day_reaches_the_topic_whole_and_in_order_per_vehicle(order, kafka, topic, shared_data):
-    path, expected, got = shared_data / "capmetro" / "2017-03-21.csv.gz", defaultdict(list), defaultdict(list)
-    messages = gathered(Replay(path, "capmetro", feed(), order=order))
-    for key, value in zip(messages.keys, messages.values, strict=True):
-        expected[key].append(value)
-    progress = await send(kafka, topic, Replay(path, "capmetro", feed(), order=order), Pacer(None))
-    assert (progress.sent, progress.unread) == (45_386, 0)
-    home = {}
-    for index, partition in enumerate(await stored(kafka, topic)):
-        assert partition, "vehicles spread over all partitions"
-        for key, value in partition:
-            got[key].append(value)
-            assert home.setdefault(key, index) == index, "one vehicle, one partition"
-    assert got == expected
 
 
 async def test_keys_go_to_the_partition_that_an_ordinary_producer_chooses(kafka, topic):
@@ -134,29 +102,22 @@ def sending(kafka: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_the_replay_command_sends_and_tells(kafka, sending, tmp_path, monkeypatch):
     """The summary is JSON alone, and never among releases."""
-    path, options = tmp_path / "x.ndjson", ["--config", str(hourly.BUS), "--json"]
+    path, options = tmp_path / "x.ndjson", ("--config", hourly.BUS, "--json")
     row = {"user": "a", "time": "2024-03-18T12:00:00Z", "lat": 30.3, "lng": -97.7, "speed": 12.5}
     path.write_text(json.dumps(row) + "\n{}\n")
 
-    def replay(*more: str, file: Path = path) -> Result:
-        return CliRunner().invoke(app, ["replay", str(file), *options, *more])
-
-    result = replay()
-    assert result.exit_code == 0, result.stderr
-    summary = json.loads(result.stdout)
+    summary = json.loads(run("replay", path, *options).stdout)
     assert (summary["events"], summary["unread"], summary["interrupted"]) == (2, 1, False)
     assert (summary["first"], summary["last"]) == ("2024-03-18T12:00:00Z", "2024-03-18T12:00:00Z")
     assert sum(map(len, asyncio.run(stored(kafka, sending)))) == 2
-    apart = replay("--offline", "--out", str(tmp_path / "releases.ndjson"))
+    apart = run("replay", path, *options, "--offline", "--out", tmp_path / "releases.ndjson")
     assert (json.loads(apart.stdout)["events"], apart.stderr) == (1, "")
-    mixed = replay("--offline")
+    mixed = run("replay", path, *options, "--offline")
     assert all("topic" in json.loads(line) for line in mixed.stdout.splitlines())
     assert json.loads(mixed.stderr)["error"] is None
-    absent = replay(file=tmp_path / "no.csv")
-    assert (absent.exit_code, "No such file" in absent.stderr) == (2, True)
+    assert "No such file" in run("replay", tmp_path / "no.csv", *options, code=2).stderr
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:1")
-    away = replay()
-    assert (away.exit_code, "start the broker" in away.stderr) == (3, True)
+    assert "start the broker" in run("replay", path, *options, code=3).stderr
 
 
 async def test_ctrl_c_ends_the_simulator_cleanly_with_a_summary(hexveil, kafka, sending):
@@ -202,8 +163,10 @@ def lines(*events: dict[str, object]) -> bytes:
 @asynccontextmanager
 async def receiving(config: Config, rate: float = 1e5) -> AsyncIterator[str]:
     """The address of a running receiver."""
-    stopping, port, intake = asyncio.Event(), free_port(), PushIntake(config)
-    serving = asyncio.create_task(serve_push(application(intake, TOKEN, PushAllowance(rate)), port, stopping))
+    stopping, port, intake = asyncio.Event(), free_port(), pushed.PushIntake(config)
+    serving = asyncio.create_task(
+        pushed.serve_push(pushed.application(intake, TOKEN, pushed.PushAllowance(rate)), port, stopping)
+    )
     try:
         while True:
             try:
@@ -262,8 +225,8 @@ async def test_a_sender_without_the_token_or_beyond_a_bound_is_refused_with_the_
         assert [entry["reason"] for entry in (await post(session, url, b"[1, null, []]"))[1]["refused"]] == [
             "missing-field"
         ] * 3
-        assert (await post(session, url, bytes(MOST_BYTES + 1)))[0] == 413
-        assert (await post(session, url, b"1\n" * (MOST_EVENTS + 1)))[0] == 413
+        assert (await post(session, url, bytes(pushed.MOST_BYTES + 1)))[0] == 413
+        assert (await post(session, url, b"1\n" * (pushed.MOST_EVENTS + 1)))[0] == 413
         assert (await post(session, url, lines(event("a")), **{"Content-Encoding": "gzip"}))[0] == 415
         async with session.post(url, data=lines(event("a")), headers=ALLOWED) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
@@ -284,8 +247,10 @@ async def test_what_waits_for_a_silent_broker_is_bounded(tmp_path):
 
     silent = await asyncio.start_server(stay_silent, LOOPBACK, 0)
     address = f"{LOOPBACK}:{silent.sockets[0].getsockname()[1]}"
-    intake = PushIntake(bus_config(tmp_path, **{"kafka.bootstrap": address}))
-    events = [json.dumps(event(f"v{k}", note="x" * 60_000)).encode() for k in range(MOST_WAITING_BYTES // 120_000)]
+    intake = pushed.PushIntake(bus_config(tmp_path, **{"kafka.bootstrap": address}))
+    events = [
+        json.dumps(event(f"v{k}", note="x" * 60_000)).encode() for k in range(pushed.MOST_WAITING_BYTES // 120_000)
+    ]
     waiting = [asyncio.create_task(intake.take(events)) for _ in range(4)]
     done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     assert (len(done), len(pending)) == (2, 2)
@@ -312,15 +277,15 @@ async def test_what_is_refused_is_counted_before_it_is_written_anew_and_costs_al
 
 def test_the_allowance_fills_at_its_rate_and_no_further():
     now = [0.0]
-    bucket = PushAllowance(10.0, clock=lambda: now[0])
-    assert bucket.take(MOST_EVENTS) == 0
+    bucket = pushed.PushAllowance(10.0, clock=lambda: now[0])
+    assert bucket.take(pushed.MOST_EVENTS) == 0
     assert bucket.take(1) == 1
     assert bucket.take(100) == 11
     now[0] = 5.0
     assert bucket.take(51) == 1
     assert bucket.take(50) == 0
     now[0] = 1e9
-    assert bucket.take(MOST_EVENTS + 1) > 0
+    assert bucket.take(pushed.MOST_EVENTS + 1) > 0
 
 
 @pytest.mark.parametrize(
@@ -329,7 +294,6 @@ def test_the_allowance_fills_at_its_rate_and_no_further():
 def test_a_weak_or_missing_token_is_refused_and_not_shown(token, tmp_path):
     if token is not None:
         write_secret(tmp_path / "token", token)
-    done = CliRunner().invoke(app, ["push", "--token-file", str(tmp_path / "token")])
-    assert done.exit_code == 2
+    done = run("push", "--token-file", str(tmp_path / "token"), code=2)
     assert "--token-file" in done.stderr
     assert "0123456789abcdef" not in done.stderr

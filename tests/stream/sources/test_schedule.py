@@ -10,11 +10,8 @@ import h3
 import numpy as np
 import pytest
 import shapely
-from click.testing import Result
-from typer.testing import CliRunner
 
 from dpcore.earth import great_circle_m
-from stream.cli import app
 from stream.config import load_config
 from stream.config.public_cells import public_cells
 from stream.config.section import BoundingBox
@@ -29,30 +26,21 @@ from stream.sources.simulate import Simulation
 from stream.sources.timetable import read_timetable
 from tests.stream.sources.made_schedules import AUSTIN, FILES, archive, zipped
 from tests.support import hourly
+from tests.support.command import run
 from tests.support.counting_calls import calls_in
-
-
-def gtfs(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["gtfs", *arguments])
-
-
-def at(chart: tuple[Place, ...], lat: float, lng: float) -> Place:
-    cell = h3.latlng_to_cell(lat, lng, 8)
-    return next(place for place in chart if place.cell == cell)
 
 
 def test_cells_are_named_after_their_stops_and_know_the_routes_that_cross_them_without_a_gap(tmp_path):
     read = read_schedule(archive(tmp_path / "gtfs.zip"))
     chart = places(read, AUSTIN, 8)
-    assert at(chart.cells, 30.2682, -97.7429) == Place(
-        h3.latlng_to_cell(30.2682, -97.7429, 8), "Congress / 6th", 2, ("2", "10", "Airport")
-    )
-    assert at(chart.cells, 30.3200, -97.7300).name == "Lamar, North"
+    congress, lamar = h3.latlng_to_cell(30.2682, -97.7429, 8), h3.latlng_to_cell(30.3200, -97.7300, 8)
+    named = {place.cell: place for place in chart.cells}
+    assert named[congress] == Place(congress, "Congress / 6th", 2, ("2", "10", "Airport"))
+    assert named[lamar].name == "Lamar, North"
     assert chart.outside == 1, "London"
     assert dict(read.refused) == {"stop-no-place": 3, "shape-no-place": 1, "shape-missing": 1, "trip-of-no-route": 1}
     crossed = {place.cell for place in chart.cells if "10" in place.routes}
-    path = h3.grid_path_cells(h3.latlng_to_cell(30.3200, -97.7300, 8), h3.latlng_to_cell(30.2682, -97.7429, 8))
-    assert len(crossed) >= len(path)
+    assert len(crossed) >= len(h3.grid_path_cells(lamar, congress))
     assert all(any(h3.are_neighbor_cells(cell, other) for other in crossed) for cell in crossed), "one connected line"
 
 
@@ -64,29 +52,24 @@ def test_the_public_cell_list_is_exactly_that_of_the_cells_that_routes_cross(tmp
     )
     (tmp_path / "hexveil.toml").write_text(text, encoding="utf-8")
     archive(tmp_path / "gtfs.zip")
-    done = gtfs("gtfs.zip", "--out", "places.json", "--area", "cells.geojson", "--json")
-    assert done.exit_code == 0, done.stderr
+    done = run("gtfs", "gtfs.zip", "--out", "places.json", "--area", "cells.geojson", "--json")
     summary, listed = json.loads(done.stdout), json.loads((tmp_path / "places.json").read_text())["cells"]
     crossed = sorted(h3.str_to_int(place["cell"]) for place in listed if place["routes"])
     settings = load_config(tmp_path / "hexveil.toml")
     assert public_cells(settings).tolist() == crossed
     assert summary["crossed"] == len(crossed) > 5
-    again = gtfs("gtfs.zip", "--out", "places.json")
-    assert (again.exit_code, "--force" in again.stderr) == (2, True)
+    assert "--force" in run("gtfs", "gtfs.zip", "--out", "places.json", code=2).stderr
 
 
-def damaged(body: bytes) -> bytes:
-    """The archive with other bytes in the middle of its first file."""
-    start = 30 + len("stops.txt") + 20
-    return body[:start] + b"\xff" * 60 + body[start + 60 :]
-
-
+STREAM = zipped(dict(FILES), zipfile.ZIP_LZMA)
+INSIDE = 30 + len("stops.txt") + 20
+"""Where its first file is under way."""
 HOSTILE = {
     "nothing": (b"", "no zip archive"),
     "HTML": (b"<html>login</html>" * 10, "no zip archive"),
     "a list too long": (b"PK\x05\x06" + b"\0" * 8 + b"\xff\xff\xff\x7f" + b"\0" * 6, "too many files"),
     "no stops": ({"agency.txt": "agency_id\n"}, "no stops.txt"),
-    "a damaged LZMA stream": (damaged(zipped(dict(FILES), zipfile.ZIP_LZMA)), "not a readable GTFS archive"),
+    "a damaged LZMA stream": (STREAM[:INSIDE] + b"\xff" * 60 + STREAM[INSIDE + 60 :], "not a readable GTFS archive"),
     "a name that is no UTF-8": (zipped({"stöps.txt": "x"}).replace("ö".encode(), b"\xff\xfe"),
     "not a readable GTFS archive"),
     "a folder": ({f"feed/{name}": text for name, text in FILES.items()}, "in the folder 'feed'"),
@@ -162,13 +145,9 @@ def test_shapes_that_trips_name_are_bounded_as_points_are_and_count_for_each_of_
 def test_an_archive_without_routes_gives_no_public_list_and_no_file_is_written_twice(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     archive(tmp_path / "gtfs.zip", {"stops.txt": FILES["stops.txt"]})
-    empty = gtfs("gtfs.zip", "--config", str(hourly.RIDERS), "--out", "places.json", "--area", "cells.geojson")
-    assert (empty.exit_code, "no route crosses feed.domain" in empty.stderr) == (2, True)
+    outputs = ("--out", "places.json", "--area", "cells.geojson")
+    assert "no route crosses feed.domain" in run("gtfs", "gtfs.zip", "--config", hourly.RIDERS, *outputs, code=2).stderr
     assert [path.name for path in tmp_path.iterdir()] == ["gtfs.zip"]
-
-
-DEGREE_M = 111_195.0
-"""Metres of a degree of latitude."""
 
 
 def test_no_dropped_point_is_farther_from_the_line_than_the_tolerance():
@@ -178,7 +157,8 @@ def test_no_dropped_point_is_farther_from_the_line_than_the_tolerance():
         assert 2 <= len(kept) < len(line)
         assert kept[[0, -1]].tolist() == line[[0, -1]].tolist()
         way = shapely.LineString(kept)
-        assert max(way.distance(shapely.Point(point)) for point in line) * DEGREE_M <= tolerance * 1.01
+        degrees = max(way.distance(shapely.Point(point)) for point in line)
+        assert degrees * 111_195 <= tolerance * 1.01
 
 
 def test_lines_are_cut_at_the_domain_and_listed_once_per_route():
@@ -432,18 +412,17 @@ def test_of_a_mode_alone_the_scheduled_speeds_lines_and_cells_are_those_of_a_tim
     }
     archive(tmp_path / "both.zip", timetable_of("7:00:00,7:02:00", **both))
     archive(tmp_path / "bus.zip", timetable_of("7:00:00,7:02:00"))
-    options = ("--config", str(hourly.RIDERS), "--resolution", "8")
-    mixed = gtfs("both.zip", "--out", "mixed.json", *options)
-    assert (mixed.exit_code, "of all modes (1 bus, 1 metro); choose yours with --mode" in mixed.stderr) == (0, True)
-    bus = gtfs("both.zip", "--out", "of_bus.json", "--mode", "bus", "--json", *options)
-    assert (bus.exit_code, json.loads(bus.stdout)["modes"]) == (0, {"bus": 1, "metro": 1})
-    assert json.loads(bus.stdout)["refused"] == {"trip-of-other-mode": 1}
-    assert json.loads(bus.stdout)["scheduled"]["refused"] == {}
-    assert gtfs("bus.zip", "--out", "bus.json", *options).exit_code == 0
+    options = ("--config", hourly.RIDERS, "--resolution", 8)
+    mixed = run("gtfs", "both.zip", "--out", "mixed.json", *options)
+    assert "of all modes (1 bus, 1 metro); choose yours with --mode" in mixed.stderr
+    bus = json.loads(run("gtfs", "both.zip", "--out", "of_bus.json", "--mode", "bus", "--json", *options).stdout)
+    assert bus["modes"] == {"bus": 1, "metro": 1}
+    assert (bus["refused"], bus["scheduled"]["refused"]) == ({"trip-of-other-mode": 1}, {})
+    run("gtfs", "bus.zip", "--out", "bus.json", *options)
     read = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("mixed", "of_bus", "bus")}
     assert read["of_bus"] == read["bus"] != read["mixed"]
-    ferry = gtfs("both.zip", "--out", "none.json", "--mode", "ferry", *options)
-    assert (ferry.exit_code, "no route of that mode; it has 1 bus, 1 metro" in ferry.stderr) == (2, True)
+    ferry = run("gtfs", "both.zip", "--out", "none.json", "--mode", "ferry", *options, code=2)
+    assert "no route of that mode; it has 1 bus, 1 metro" in ferry.stderr
 
 
 def test_a_route_has_the_mode_of_its_type_and_an_unknown_one_is_other():
@@ -522,8 +501,7 @@ def test_the_command_writes_scheduled_speeds_or_says_why_there_are_none(tmp_path
     monkeypatch.setenv("HEXVEIL_HEXAGONS__RESOLUTION", "8")
     (tmp_path / "hexveil.toml").write_text(hourly.RIDERS.read_text(encoding="utf-8"), encoding="utf-8")
     archive(tmp_path / "gtfs.zip", timetable_of("7:00:00,7:02:00,7:04:00", **files))
-    done = gtfs("gtfs.zip", "--out", "places.json")
-    assert done.exit_code == 0, done.stderr
+    done = run("gtfs", "gtfs.zip", "--out", "places.json")
     written = json.loads((tmp_path / "places.json").read_text())
     if said is not None:
         assert said in done.stderr

@@ -2,8 +2,6 @@
 no later speed. Most vehicles refused are said with the reason, within a minute. While a large document is decoded,
 the event loop goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -40,6 +38,7 @@ from tests.stream.sources.agency import (
     siri_bytes,
     snapshot_bytes,
 )
+from tests.stream.sources.speedless import publication
 
 EVERY_S, NORTH = 15, 0.0005
 """Seconds and degrees between two snapshots: 55.6 m, 13.3 km/h."""
@@ -113,11 +112,6 @@ def test_an_old_document_that_comes_late_gives_no_event_and_a_clock_ahead_by_a_c
     assert all(event["speed"] == KMH for events in mixed + ahead for event in events)
 
 
-def hfp(seconds: int) -> Publication:
-    fix = {"VP": {"tsi": seconds, "lat": 28.6, "long": 77.2, "spd": 5.0}}
-    return Publication("/hfp/v2/journey/ongoing/vp/bus/0018/00007/1/2/x", json.dumps(fix).encode())
-
-
 @pytest.mark.parametrize(("ahead", "refused"), [(240, 0), (3000, 1)])
 def test_a_clock_that_was_ahead_silences_no_vehicle_of_siri_vm_or_hfp(ahead, refused):
     documents, messages = SiriVehicleMonitoring(FEED, HOURS), HighFrequencyPositions(FEED, HOURS)
@@ -127,22 +121,15 @@ def test_a_clock_that_was_ahead_silences_no_vehicle_of_siri_vm_or_hfp(ahead, ref
         wanted = 1 - refused if step == 4 else 1
         document = siri_bytes([("7", seconds, 28.6, 77.2, 20)], seconds)
         assert len(documents.events(document, arrival * 1_000_000).values) == wanted
-        assert len(messages.of([hfp(seconds)], arrival * 1_000_000).values) == wanted
+        assert len(messages.of([publication(("18:7", seconds, 28.6, 77.2, 5.0))], arrival * 1_000_000).values) == wanted
     for source in (documents, messages):
         assert source.tally.refused.get("time-in-future", 0) == refused
         assert source.tally.set_back == 1 - refused
 
 
-# --- stored snapshots ---
-
-
-def stored(bodies: Sequence[bytes]) -> list[Snapshot]:
-    return [decode_snapshot(body) for body in bodies]
-
-
 def test_after_several_stored_snapshots_far_ahead_the_next_ones_give_events_with_the_right_speeds():
     source, body = reader(), skewed_at(range(4, 8), 3000)
-    answers = [source.of_document(snapshot) for snapshot in stored([body(step) for step in range(40)])]
+    answers = [source.of_document(decode_snapshot(body(step))) for step in range(40)]
     assert [len(messages.values) for messages in answers[9:]] == [3] * 31
     assert all(json.loads(value)["speed"] == KMH for messages in answers[9:] for value in messages.values)
 
@@ -152,15 +139,12 @@ def test_two_old_stored_documents_in_a_row_change_no_speed_of_later_ones():
 
     def sent(steps: Sequence[int]) -> list[dict[str, object]]:
         source = reader()
-        answers = [source.of_document(snapshot) for snapshot in stored([body_at(step, {}) for step in steps])]
+        answers = [source.of_document(decode_snapshot(body_at(step, {}))) for step in steps]
         return [json.loads(value) for messages in answers for value in messages.values]
 
     mixed, whole = sent([*range(20), 12, 13, *range(20, 40)]), sent(range(40))
     assert {(event["user"], event["time"]) for event in mixed} == {(event["user"], event["time"]) for event in whole}
     assert all(event["speed"] == KMH for event in mixed)
-
-
-# --- what is said ---
 
 
 def said(

@@ -3,19 +3,17 @@ A lease has one owner at a time, is renewed while its owner lives, and expires a
 append-only file may end anywhere inside its last transaction: a step that is then repeated counts once."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import ResponseError
 
-from stream.local.server import RedisServer, end_process, find_redis, spawn
+from stream.local.server import RedisServer, find_redis
 from stream.statistics.plan import PlanError
 from stream.statistics.window_rows import WindowRows
 from stream.storage.keys import FeedKeys, PartKeys
@@ -33,21 +31,19 @@ from tests.support.stored_rows import runs_of_scripts
 PERIOD = Period(0, 86_400, "p")
 
 
-async def test_blobs_of_any_size_are_read_in_order_with_and_without_positions(redis):
-    """7 MiB in blobs of 1 row to 40 000 rows, so that one read asks for several blobs, and several reads for all."""
-    lengths = [1, 40_000, 1, 2, *[3_000] * 50, 1]
+async def test_batches_of_any_size_are_read_back_in_order_with_and_without_positions(redis):
+    """10 MiB in batches of 1 row to 40 000 rows, so that one read asks for several blobs, and several reads for all."""
+    lengths, state, end = [1, 40_000, 1, 2, *[3_000] * 80, 1], RowStore(redis, "bus"), 0
     rows = np.zeros(sum(lengths), dtype=ROW)
     for at, name in enumerate(ROW.names or ()):
         rows[name] = np.arange(len(rows)) * (at + 1) % 2**31
-    await RowStore(redis, "bus").move("t/0", 0, 0)  # which opens the partition
-    await redis.rpush(
-        PartKeys(FeedKeys("bus"), "t/0").rows(SLOT),
-        *[part.tobytes() for part in np.split(rows, np.cumsum(lengths)[:-1])],
-    )
-    await RowStore(redis, "bus").seal(SLOT)
-    whole = await RowStore(redis, "bus").read(SLOT)
-    assert whole.tobytes() == rows.tobytes()
-    placeless = await RowStore(redis, "bus").read(SLOT, positions=False)
+    for n in lengths:
+        batch, offsets = rows[end : end + n], np.arange(end, end + n)
+        assert (await state.append("t/0", end, end + n, batch, offsets, np.full(n, SLOT))).appended == n
+        end += n
+    await state.seal(SLOT)
+    assert (await state.read(SLOT)).tobytes() == rows.tobytes()
+    placeless = await state.read(SLOT, positions=False)
     assert placeless.dtype.names == ("cell", "user", "time", "value")
     assert placeless.tolist() == rows[list(placeless.dtype.names)].tolist()
 
@@ -99,7 +95,11 @@ async def test_one_owner_holds_it_renews_it_and_gives_it_back_to_the_next(redis)
         assert acquired
 
 
-async def test_an_owner_that_is_killed_is_followed_after_the_seconds_of_the_lease(redis):
+async def test_a_lease_that_redis_forgot_stops_nobody_and_a_killed_owner_is_followed_after_its_seconds(redis):
+    async with Lease(redis, KEY, seconds=0.3).hold() as acquired:
+        assert acquired
+        await redis.flushall()
+        await asyncio.sleep(0.5)
     dead = Lease(redis, KEY, seconds=0.5)
     holding = dead.hold()
     assert await holding.__aenter__()
@@ -109,13 +109,6 @@ async def test_an_owner_that_is_killed_is_followed_after_the_seconds_of_the_leas
         assert acquired
         assert await holding.__aexit__(None, None, None) is not True
         assert await redis.exists(KEY), "an owner whose lease ran out must not take the next one's"
-
-
-async def test_a_lease_that_redis_forgot_is_no_reason_to_stop(redis):
-    async with Lease(redis, KEY, seconds=0.3).hold() as acquired:
-        assert acquired
-        await redis.flushall()
-        await asyncio.sleep(0.5)
 
 
 TODAY = Period(SLOT, SLOT + 86_400, "2017-03-21")
@@ -157,43 +150,24 @@ async def everything(redis: Redis) -> dict[bytes, Any]:
     return state
 
 
-@dataclass
-class Loadable:
-    """A server that reloads its append-only file on request, as it does at a start."""
-
-    redis: Redis
-    log: Path
-
-    async def load(self, log: bytes) -> dict[bytes, Any]:
-        """Replay ``log``; what is stored then."""
-        self.log.write_bytes(log)
-        with suppress(ResponseError):  # a torn log is loaded up to its last whole transaction, and cut there
-            await self.redis.execute_command("DEBUG", "LOADAOF")
-        return await everything(self.redis)
-
-
 @pytest.fixture
-async def loadable(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loadable]:
-    socket = tmp_path_factory.mktemp("redis") / "redis.sock"  # its path has at most 107 bytes
-    command = [find_redis(), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
-    command += ["--dir", str(tmp_path), "--save", ""]
-    command += ["--appendonly", "yes", "--appendfsync", "always", "--enable-debug-command", "local"]
-    process = spawn(command, tmp_path / "server.log")
-    client = Redis.from_url(f"unix://{socket}")
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                await client.ping()
-                break
-            except ConnectionError:
-                assert time.monotonic() < deadline, (tmp_path / "server.log").read_text()
-                await asyncio.sleep(0.05)
-        (log,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
-        yield Loadable(client, log)
-    finally:
-        await client.aclose()
-        end_process(process, 10)
+async def loadable(tmp_path: Path) -> AsyncIterator[tuple[Redis, Path]]:
+    """A server that reloads its append-only file on request, as it does at a start, and the file."""
+    binary = tmp_path / "server"
+    binary.write_text(f'#!/bin/sh\nexec {find_redis()} "$@" --enable-debug-command local\n')
+    binary.chmod(0o700)
+    with RedisServer(tmp_path / "redis", binary=str(binary)) as server:
+        async with Redis.from_url(server.url) as client:
+            (log,) = (tmp_path / "redis" / "appendonlydir").glob("*.incr.aof")
+            yield client, log
+
+
+async def loaded(redis: Redis, log: Path, content: bytes) -> dict[bytes, Any]:
+    """What is stored after ``content`` was replayed."""
+    log.write_bytes(content)
+    with suppress(ResponseError):  # a torn log is loaded up to its last whole transaction, and cut there
+        await redis.execute_command("DEBUG", "LOADAOF")
+    return await everything(redis)
 
 
 Step = Callable[[Redis], Awaitable[Any]]
@@ -214,17 +188,18 @@ async def test_a_log_cut_at_any_byte_of_the_last_transaction_counts_it_once_afte
 ):
     """Every seventh byte in every run. So does a log whose end was written twice, or restored over a newer state: every
     command sets a value."""
-    before = await past_of(step, loadable.redis)
-    start = loadable.log.stat().st_size
-    await step(loadable.redis)
-    after, log = await everything(loadable.redis), loadable.log.read_bytes()
+    redis, log = loadable
+    before = await past_of(step, redis)
+    start = log.stat().st_size
+    await step(redis)
+    after, whole = await everything(redis), log.read_bytes()
     assert before != after
-    for end in (*range(start, len(log), stride), len(log)):
-        assert await loadable.load(log[:end]) in (before, after), f"part of it was replayed from {end - start} bytes"
-        await step(loadable.redis)
-        assert await everything(loadable.redis) == after, f"done again after {end - start} bytes of it"
-    assert b"INCR" not in log
-    assert await loadable.load(log + log[start:]) == after
+    for end in (*range(start, len(whole), stride), len(whole)):
+        assert await loaded(redis, log, whole[:end]) in (before, after), f"{end - start} bytes: a part was replayed"
+        await step(redis)
+        assert await everything(redis) == after, f"done again after {end - start} bytes of it"
+    assert b"INCR" not in whole
+    assert await loaded(redis, log, whole + whole[start:]) == after
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])

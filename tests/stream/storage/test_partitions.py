@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -75,20 +76,6 @@ async def test_a_lost_partition_is_read_again_from_where_it_began_and_only_relea
     assert (await append(state, 15, 5, HOUR)).appended == 5, "it was sealed, but its rows are lost"
     assert (await append(state, 20, 5, 2 * HOUR)).appended == 5
     assert await users(state, HOUR) == list(range(15, 20))
-
-
-async def test_a_partition_whose_name_is_lost_as_well_begins_at_0_if_its_reader_stored_any_of_it(redis):
-    state = RowStore(redis, "bus")
-    await append(state, 0, 10)
-    await lose(redis)
-    await redis.delete(KEYS.opened)
-    assert await state.next_offsets() == {}, "a reader that starts then begins at 0 as well"
-    assert await state.read_through([ReadThrough("t/0", 10, 10, 77)]) == {"t/0": 0}
-    await lose(redis)
-    await redis.delete(KEYS.opened)
-    with pytest.raises(Behind) as behind:
-        await append(state, 10, 5, begun=True)
-    assert behind.value.stored == 0
 
 
 async def test_a_name_that_the_feeds_shard_lost_is_put_back_and_a_listed_partition_is_sealed_and_read_until_then(redis):
@@ -165,14 +152,9 @@ class Turns:
     def __init__(self, redis: Redis, name: str, order: list[str], turned: asyncio.Condition) -> None:
         self._redis, self._name, self._order, self._turned = redis, name, order, turned
 
-    def register_script(self, script: str) -> Any:
-        return self._redis.register_script(script)
-
-    async def eval(self, *given: Any) -> Any:
-        return await self._in_turn(lambda: self._redis.eval(*given))
-
-    async def evalsha(self, *given: Any) -> Any:
-        return await self._in_turn(lambda: self._redis.evalsha(*given))
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._redis, name)
+        return (lambda *given: self._in_turn(lambda: call(*given))) if name in ("eval", "evalsha") else call
 
     async def _in_turn(self, call: Callable[[], Awaitable[Any]]) -> Any:
         async with self._turned:
@@ -236,14 +218,11 @@ def named(keys: FeedKeys) -> dict[str, str]:
     return names
 
 
-def test_feeds_of_a_ledger_have_its_keys_in_common_and_no_other():
+def test_feeds_of_a_ledger_have_its_keys_in_common_in_one_hash_slot_and_no_feed_of_its_own_ledger_has_one_of_them():
     both = named(BUS), named(TRAM)
     assert {name for name in both[0] if both[0][name] == both[1][name]} == COMMON
     assert len({*both[0].values()}) == len(both[0]), "two keys of a feed have one name"
-
-
-def test_all_keys_of_a_ledger_are_in_one_hash_slot_and_no_feed_of_its_own_ledger_has_one_of_them():
-    shared = {*named(BUS).values(), *named(TRAM).values()}
+    shared = {*both[0].values(), *both[1].values()}
     assert len({key_slot(key.encode()) for key in shared}) == 1
     for feed in ("bus", "tram", LEDGER, "ledger", "feed"):
         assert shared.isdisjoint(named(FeedKeys(feed)).values())
@@ -350,9 +329,9 @@ async def test_a_worker_asks_for_its_feed_and_deletes_once_the_other_feed_has_as
         await redis.hset(FeedKeys.of(config).partitions, "t/0", now * 1_000_000)
     for config in both:
         worker = Worker(config)
-        await Retiring(worker).retire()
-        marks.append(await worker.ledger.retired())
-        await worker.redis.aclose()
+        async with aclosing(worker.redis):
+            await Retiring(worker).retire()
+            marks.append(await worker.ledger.retired())
     assert marks[0] is None
     assert marks[1] is not None
     assert FIRST < marks[1] < now - DAY

@@ -27,10 +27,10 @@ def rows_of(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows, sound
 
 
-async def deliver(state: RowStore, first: int, following: int, partition: str = "t/0", arrivals=None):
+async def deliver(state: RowStore, first: int, following: int, partition: str = "t/0", arrivals=None, **begun: bool):
     rows, offsets = rows_of(np.arange(first, following))
-    slots = rows["time"] // 3_600_000_000 * 3600
-    return await state.append(partition, first, following, rows, offsets, slots, arrivals and arrivals(offsets))
+    slots, times = rows["time"] // 3_600_000_000 * 3600, arrivals and arrivals(offsets)
+    return await state.append(partition, first, following, rows, offsets, slots, times, **begun)
 
 
 async def stored_users(redis: Redis) -> list[int]:
@@ -49,8 +49,7 @@ def test_any_overlapping_deliveries_leave_every_row_once(redis_url, deliveries):
     the stored one or before it. A batch that would skip messages is refused whole."""
 
     async def run():
-        redis = Redis.from_url(redis_url)
-        try:
+        async with Redis.from_url(redis_url) as redis:
             await redis.flushall()
             owners, end = itertools.cycle([RowStore(redis, "bus"), RowStore(redis, "bus")]), 0
             for (back, length), state in zip(deliveries, owners, strict=False):
@@ -62,15 +61,12 @@ def test_any_overlapping_deliveries_leave_every_row_once(redis_url, deliveries):
                     continue
                 first = min(first, end)
                 result = await deliver(state, first, first + length)
-                fresh = range(max(end, first), first + length)
-                assert result.appended == sum(offset % 5 != 0 for offset in fresh)
+                assert result.appended == sum(offset % 5 != 0 for offset in range(end, first + length))
                 assert result.duplicates == sum(offset % 5 != 0 for offset in range(first, min(end, first + length)))
                 assert result.late == 0
                 end = max(end, first + length)
             assert sorted(await stored_users(redis)) == expected_users(end)
             assert await RowStore(redis, "bus").next_offsets() == {"t/0": end}
-        finally:
-            await redis.aclose()
 
     asyncio.run(run())
 
@@ -200,24 +196,19 @@ async def test_reading_to_the_end_counts_only_where_the_store_has_all_that_was_r
     assert [partition.read_us for partition in (await state.look()).times.values()] == [77, 78], "time never goes back"
 
 
-async def test_a_partition_that_redis_lost_is_read_again_from_its_beginning(redis):
+async def test_a_partition_that_redis_lost_is_read_again_from_its_beginning_and_moves_only_from_where_the_mover_saw_it(
+    redis,
+):
     state = RowStore(redis, "bus")
-    rows, offsets = rows_of(np.arange(10, 20))
-    slots = rows["time"] // 3_600_000_000 * 3600
     with pytest.raises(Behind) as behind:
-        await state.append("t/0", 10, 20, rows, offsets, slots, begun=True)
+        await deliver(state, 10, 20, begun=True)
     assert behind.value.stored == 0
     assert await state.open_slots() == []
     await state.move("t/0", 0, 10)  # where its log begins now
-    assert (await state.append("t/0", 10, 20, rows, offsets, slots, begun=True)).appended == len(rows)
-
-
-async def test_offsets_move_only_from_where_the_mover_saw_them(redis):
-    state = RowStore(redis, "bus")
-    await deliver(state, 0, 10)
+    assert (await deliver(state, 10, 20, begun=True)).appended == 8
     await state.move("t/0", 9, 500)
-    assert (await state.next_offsets())["t/0"] == 10
-    await state.move("t/0", 10, 500)
+    assert (await state.next_offsets())["t/0"] == 20
+    await state.move("t/0", 20, 500)
     assert (await state.next_offsets())["t/0"] == 500
 
 
