@@ -154,26 +154,26 @@ def hour(number: int, user: str, count: int = 20) -> list[bytes]:
 async def closing_as_a_worker_would(url: str, window, sealed: set[int]):
     """Seal every window that is due, over and over; Redis may be away meanwhile."""
     over = asyncio.Event()  # not a cancellation: the client of Redis may lose it while Redis is away
-    closer = asyncio.create_task(_close_until(over, url, window, sealed))
-    try:
-        yield
-    finally:
-        over.set()
-        await closer
 
+    async def close() -> None:
+        async with Redis.from_url(url) as redis:
+            state = RowStore(redis, "bus")
+            while not over.is_set():
+                with contextlib.suppress(RedisError, OSError):
+                    times, now = (await state.look()).times, await state.now_us()
+                    mark = watermark(times, now, window.allowed_delay, window.idle_timeout) or 0
+                    for slot in set(await state.open_slots()) - sealed:
+                        if (slot + 3600) * 1_000_000 <= mark:
+                            await state.seal(slot)
+                            sealed.add(slot)
+                await asyncio.sleep(0.02)
 
-async def _close_until(over: asyncio.Event, url: str, window, sealed: set[int]) -> None:
-    async with Redis.from_url(url) as redis:
-        state = RowStore(redis, "bus")
-        while not over.is_set():
-            with contextlib.suppress(RedisError, OSError):
-                times, now = (await state.look()).times, await state.now_us()
-                mark = watermark(times, now, window.allowed_delay, window.idle_timeout)
-                for slot in await state.open_slots():
-                    if mark is not None and (slot + 3600) * 1_000_000 <= mark and slot not in sealed:
-                        await state.seal(slot)
-                        sealed.add(slot)
-            await asyncio.sleep(0.02)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(close())
+        try:
+            yield
+        finally:
+            over.set()
 
 
 async def test_an_outage_of_redis_longer_than_the_idle_timeout_makes_nothing_late(kafka, topic_name, tmp_path):

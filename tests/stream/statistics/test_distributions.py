@@ -3,6 +3,7 @@ from published means and variances alone, marked as modelled, without an interva
 of it is what is released of speeds, moved by the lower bound and in its unit."""
 
 import json
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -164,65 +165,37 @@ def body(mean: float, variance: float, scale: float, **fields: Any) -> dict[str,
     return {"mean": {"value": mean}, "variance": {"raw": variance, "scale": scale}} | fields
 
 
-@pytest.mark.parametrize("build", [bus_config, riders, zcdp_config])
-def test_published_cells_have_modelled_percentiles_without_intervals(tmp_path, build):
-    bodies = messages_of(build(tmp_path, **MODELLED))
-    for each in bodies:
-        assert "p50" not in each
-        if each["status"] == "suppressed":
-            assert "post_processed" not in each
-            continue
-        modelled = each["post_processed"]
-        assert list(modelled) == NAMES
+@pytest.mark.parametrize(("build", "kinds"), [*product([bus_config, riders, zcdp_config], [[], ["kalman"]])])
+def test_published_cells_have_modelled_percentiles_without_intervals_that_every_reader_computes(tmp_path, build, kinds):
+    """The modelled mean counts, else the released one; means in messages are rounded to 0.001 km/h."""
+    config = build(tmp_path, **MODELLED | {"speed.post_processing": [*kinds, "clipped-normal"]})
+    bodies = messages_of(config)
+    published = [each for each in bodies if each["status"] == "published"]
+    assert published
+    assert not any("p50" in each for each in bodies)
+    assert not any("post_processed" in each for each in bodies if each not in published)
+    smoothed = [each["post_processed"].pop("mean")["value"] for each in published if kinds]
+    again = modelled_percentiles(published, {"mean": Derived("any", np.array(smoothed))} if kinds else {}, UPPER)
+    for g, each in enumerate(published):
+        modelled = {name: each["post_processed"].pop(name) for name in NAMES}
+        assert kinds or not each["post_processed"]
         values = [modelled[name].pop("value") for name in NAMES]
         assert all(modelled[name] == {"method": "clipped-normal", "unit": "km/h"} for name in NAMES)
         assert values == sorted(values)
         assert min(values) >= 0
-    assert any(each["status"] == "published" for each in bodies)
+        assert values == pytest.approx([again[name].value[g] for name in NAMES], abs=0.06)
 
 
 @pytest.mark.parametrize("build", [bus_config, riders, zcdp_config])
 def test_nothing_else_changes_when_percentiles_are_modelled(tmp_path, build):
-    kinds = ["kalman"]
-    settings = {"speed.statistics": ["mean", "variance"]}
-    with_model = messages_of(build(tmp_path, **settings, **{"speed.post_processing": [*kinds, "clipped-normal"]}))
-    without = messages_of(build(tmp_path, **settings, **{"speed.post_processing": kinds}))
+    with_model, without = (
+        messages_of(build(tmp_path, **MODELLED | {"speed.post_processing": kinds}))
+        for kinds in (["kalman", "clipped-normal"], ["kalman"])
+    )
     for each in with_model:
         if each["status"] == "published":
             assert [each["post_processed"].pop(name)["method"] for name in NAMES] == ["clipped-normal"] * 3
     assert with_model == without
-
-
-def released_alone(bodies: list[dict[str, Any]], upper: float, leading: str | None) -> list[dict[str, float]]:
-    """The percentiles that a reader of the messages computes."""
-    published = [each for each in bodies if each["status"] == "published"]
-    means = {}
-    if leading is not None:
-        means[leading] = Derived("any", np.array([each["post_processed"][leading]["value"] for each in published]))
-    columns = modelled_percentiles(published, means, upper)
-    return [{name: float(columns[name].value[g]) for name in NAMES} for g in range(len(published))]
-
-
-@pytest.mark.parametrize(
-    ("build", "kinds", "leading"),
-    [
-        (bus_config, [], None),
-        (bus_config, ["kalman"], "mean"),
-        (riders, [], None),
-        (riders, ["kalman"], "mean"),
-        (zcdp_config, ["kalman"], "mean"),
-    ],
-)
-def test_every_reader_computes_the_same_percentiles_from_the_messages(tmp_path, build, kinds, leading):
-    """The modelled mean counts, else the released one; means in messages are rounded to 0.001 km/h."""
-    settings = MODELLED | {"speed.post_processing": [*kinds, "clipped-normal"]}
-    config = build(tmp_path, **settings)
-    bodies = messages_of(config)
-    published = [each for each in bodies if each["status"] == "published"]
-    again = released_alone(bodies, config.value.upper, leading)
-    for each, values in zip(published, again, strict=True):
-        for name in NAMES:
-            assert each["post_processed"][name]["value"] == pytest.approx(values[name], abs=0.06)
 
 
 def test_noise_of_a_cell_counts_by_the_law_that_its_message_names():

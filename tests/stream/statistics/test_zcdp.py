@@ -49,10 +49,12 @@ from tests.support.schemas import validate
 
 
 @pytest.mark.parametrize("weight", ["share", "user", "sample"])
-def test_a_full_contribution_pays_its_whole_grant_and_is_never_charged_above_it(tmp_path, weight):
+def test_a_full_contribution_pays_its_whole_grant_of_rho_and_is_never_charged_above_it(tmp_path, weight):
     """One user with five samples in each of one to four cells; k = 4, m = 5."""
     caps = {"participation.cells_per_user": 4, "participation.samples_per_cell": 5}
     config = zcdp_config(tmp_path, **SMALL, **caps, **{"participation.weight": weight})
+    with pytest.raises(BudgetError, match="nρ"):
+        _ = config.privacy.epsilon_micro
     unit = participation_of(Terms.of(config)).unit_grant
     cells = public_cells(config)[:4].tolist()
     for n in range(1, 5):
@@ -196,24 +198,18 @@ def test_only_accountings_are_compared_under_participation(tmp_path):
     assert "pure, zcdp" in refused.output
 
 
-async def test_a_ledger_of_one_unit_is_refused_under_the_other(redis, tmp_path):
-    pure, zcdp = riders(tmp_path), zcdp_config(tmp_path, **SMALL)
-    for first, second in ((pure, zcdp), (zcdp, pure)):
-        await redis.flushall()
-        ledger = Ledger(redis, first.feed.name)
-        await ledger.claim_policy(first.ledger_policy)
-        await ledger.claim_policy(first.ledger_policy)
-        with pytest.raises(LedgerError, match="units"):
-            await ledger.claim_policy(second.ledger_policy)
-
-
-async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_other(redis, tmp_path):
+async def test_a_ledger_and_a_stored_plan_of_one_unit_are_refused_under_the_other(redis, tmp_path):
+    """The plan is neither charged nor drawn."""
     rows = random_rows(1, 80)
     pure, zcdp = riders(tmp_path), zcdp_config(tmp_path, **SMALL)
     for stored, running in ((pure, zcdp), (zcdp, pure)):
         await redis.flushall()
         plan, _ = planned(stored, rows)
         ledger = Ledger(redis, running.feed.name)
+        for _ in range(2):
+            await ledger.claim_policy(stored.ledger_policy)
+        with pytest.raises(LedgerError, match="units"):
+            await ledger.claim_policy(running.ledger_policy)
         generation = await ledger.start_generation(birth=0)
         await redis.set(
             FeedKeys("riders").plan(SLOT),
@@ -293,14 +289,6 @@ def test_check_states_the_promise_in_rho_and_in_epsilon_and_delta(tmp_path):
     pure = run("check", "--config", written(tmp_path, "redis://127.0.0.1:1/0", "pure")).output
     assert "zCDP" not in pure
     assert "budget 16.0 pays for 8 of 24 windows at epsilon 2.0" in pure
-
-
-def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_path):
-    config = zcdp_config(tmp_path, **SMALL)
-    with pytest.raises(BudgetError, match="nρ"):
-        _ = config.privacy.epsilon_micro
-    plan, _ = planned(config, random_rows(1, 30))
-    assert plan.budget == 400_000_000
 
 
 def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_the_run(tmp_path, monkeypatch):
@@ -423,10 +411,9 @@ def test_ranges_come_from_earlier_releases_and_the_released_mean_is_near_the_tru
 
 def test_a_smoothed_interval_reaches_at_least_as_far_as_what_clipping_leaves_open(tmp_path):
     """However sure the model is of itself."""
-    config, memory = live_config(tmp_path), None
-    for number in range(2):
-        slot = SLOT + 3600 * number
-        plan, _, memory = release(config, random_rows(number, 60, slot=slot), memory, slot)
+    config = live_config(tmp_path)
+    _, _, memory = release(config, random_rows(0, 60), None, SLOT)
+    plan, _, _ = release(config, random_rows(1, 60, slot=SLOT + 3600), memory, SLOT + 3600)
     response, middle = response_of(plan), np.full(len(plan.cells), 30.0)
     assert response.open.max() > 1
     wider = with_what_clipping_leaves_open(plan, Derived("kalman", middle, (middle - 0.1, middle + 0.1)))
