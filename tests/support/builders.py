@@ -147,6 +147,15 @@ def _city(
     return rows
 
 
+def counting_rho(shipped: Path, file: Path, **terms: float) -> Path:
+    """``file``, with the configuration counting zCDP by these ``terms`` in place of pure ε."""
+    wanted = "\n".join(['accounting = "zcdp"', *(f"{name} = {value}" for name, value in terms.items())])
+    text, n = re.subn(r"(?m)^epsilon = \S+\nbudget = \S+$", wanted, shipped.read_text(encoding="utf-8"))
+    assert n == 1, f"{shipped} gives epsilon and budget on two lines"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
 def zcdp_config(
     tmp_path: Path, rho: float = 0.05, rho_budget: float = 0.4, delta: float = 1e-6, **overrides: Any
 ) -> Config:
@@ -156,19 +165,9 @@ def zcdp_config(
     that:
     the file has the nearest ones.
     """
-    text = hourly.RIDERS.read_text(encoding="utf-8")
     budget, windows = epsilon_of_rho(round(rho_budget * NANO), delta), max(round(rho_budget / rho), 1)
-    wanted = f'accounting = "zcdp"\nbudget = {budget}\nwindows = {windows}\ndelta = {delta}'
-    text, n_replaced = re.subn(r"(?m)^epsilon = \S+\nbudget = \S+$", wanted, text)
-    assert n_replaced == 1, "riders.toml gives epsilon and budget on two lines"
-    file = tmp_path / "zcdp.toml"
-    file.write_text(text, encoding="utf-8")
+    file = counting_rho(hourly.RIDERS, tmp_path / "zcdp.toml", budget=budget, windows=windows, delta=delta)
     config = load_config(file, **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides))
-    return with_rho(config, rho, rho_budget)
-
-
-def with_rho(config: Config, rho: float, rho_budget: float) -> Config:
-    """``config`` with exactly these allowances of a window and a period."""
     privacy = config.privacy.model_copy()
     vars(privacy).update(ledger_grant=round(rho * NANO), ledger_budget=round(rho_budget * NANO))
     for name in ("epsilon", "budget"):  # derived from them, and perhaps known already
@@ -192,12 +191,7 @@ LIVE = {
 def live_config(tmp_path: Path, budget: float = 12.0, delta: float = 1e-6, **overrides: Any) -> Config:
     """The hourly bus-fleet.toml with Gaussian accounting, rolling grants and residual clipping; overrides are dotted
     keys."""
-    text = hourly.BUS.read_text(encoding="utf-8")
-    wanted = f'accounting = "zcdp"\nbudget = {budget}\ndelta = {delta}'
-    text, n_replaced = re.subn(r"(?m)^epsilon = \S+\nbudget = \S+$", wanted, text)
-    assert n_replaced == 1, "bus-fleet.toml gives epsilon and budget on two lines"
-    file = tmp_path / "live.toml"
-    file.write_text(text, encoding="utf-8")
+    file = counting_rho(hourly.BUS, tmp_path / "live.toml", budget=budget, delta=delta)
     return load_config(file, **({"privacy.user_key_file": str(tmp_path / "user.key")} | LIVE | overrides))
 
 

@@ -1,6 +1,7 @@
 """Feeds with real servers, whose Redis can be set back."""
 
 import json
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from stream.protocol.ledger_check import LedgerCheck, verify_ledger
 from stream.storage.ledger import Ledger
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config
 from tests.support.sharing import PERIOD, sharing
-from tests.support.stored_rows import back_up, dump, fill, put_back, set_back
+from tests.support.stored_rows import dump, fill, put_back
 from tests.support.topics_reader import read_all
 
 HOUR = 3600
@@ -94,10 +95,16 @@ class City:
             yield
 
     def backup(self) -> None:
-        back_up(self.server, self.folder / "backup")
+        """Copy the append-only file, in place of an earlier copy."""
+        shutil.rmtree(self.folder / "backup", ignore_errors=True)
+        shutil.copytree(self.server.folder / "appendonlydir", self.folder / "backup")
 
     def set_back(self) -> None:
-        set_back(self.server, self.folder / "backup")
+        """Start Redis again with the copy, as an operator does who restores a backup."""
+        self.server.stop()
+        shutil.rmtree(self.server.folder / "appendonlydir")
+        shutil.copytree(self.folder / "backup", self.server.folder / "appendonlydir")
+        self.server.start()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import Message
+from stream.offline import MemoryRows
 from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
@@ -29,10 +30,10 @@ class Stopped(Exception):  # noqa: N818 - a signal of the tests, not a fault
     """Raised once the step was reached."""
 
 
-def protocol_of(redis: Redis, config: Config, publisher, **hooks) -> ReleaseProtocol:
-    """The release protocol of ``config`` with rows and ledger in ``redis``."""
-    rows, ledger = RowStore.of(redis, config), Ledger.of(redis, config)
-    return ReleaseProtocol(statistics_of(config), redis, rows, ledger, publisher, Noise(), **hooks)
+def protocol_of(redis: Redis, config: Config, publisher, rows: MemoryRows | None = None, **hooks) -> ReleaseProtocol:
+    """The release protocol of ``config`` with its ledger in ``redis``, and its rows, too, unless they are given."""
+    store, ledger = rows or RowStore.of(redis, config), Ledger.of(redis, config)
+    return ReleaseProtocol(statistics_of(config), redis, store, ledger, publisher, Noise(), **hooks)
 
 
 async def close_until(protocol: ReleaseProtocol, slot: int, last: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from stream.config import Config
-from stream.ingestion.decoding import Decoder
+from stream.ingestion.decoding import REASONS, Batch, Decoder
 
 KEY = bytes(range(32))
 START_MS = 1_490_072_400_000  # 2017-03-21T00:00 in Chicago
@@ -23,9 +23,11 @@ def make_config(
     bootstrap: str = "127.0.0.1:1",
     redis_url: str = "redis://127.0.0.1:1/0",
     group: str = "group",
+    feed: Mapping[str, object] | None = None,
+    resolution: int = 7,
     **window: object,
 ) -> Config:
-    """A small bus feed of recordings; ``window`` are further keys of its section."""
+    """A small bus feed of recordings; ``feed`` and ``window`` are further keys of their sections."""
     return Config(
         relation="values",
         feed={
@@ -33,10 +35,11 @@ def make_config(
             "topic": topic,
             "timezone": "America/Chicago",
             "domain": {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2},
-        },
+        }
+        | dict(feed or {}),
         window={"lateness": "event-time"} | window,
         privacy={"epsilon": 2.0, "budget": 48.0},
-        hexagons={"resolution": 7},
+        hexagons={"resolution": resolution},
         value={"upper": 65.0},
         speed={"clipping": "none"},
         kafka={"bootstrap": bootstrap, "group": f"{topic}-{group}"},
@@ -50,37 +53,35 @@ def messages(count: int, seed: int = 0) -> list[bytes]:
     lat, lng = rng.uniform(30.1, 30.5, count), rng.uniform(-97.9, -97.6, count)
     seconds, speed = rng.integers(0, 3 * 3600, count), rng.integers(0, 6500, count)
     return [
-        b"rubbish"
-        if i % 11 == 10
-        else json.dumps(
-            {
-                "user": f"bus-{i % 40}",
-                "time": START_MS + int(seconds[i]) * 1000 + i % 1000,
-                "lat": float(lat[i]),
-                "lng": float(lng[i]),
-                "speed": int(speed[i]) / 100,
-            }
-        ).encode()
-        for i in range(count)
+        b"rubbish" if i % 11 == 10 else event(f"bus-{i % 40}", *of)
+        for i, of in enumerate(
+            zip(START_MS + seconds * 1000 + np.arange(count) % 1000, lat, lng, speed / 100, strict=True)
+        )
     ]
+
+
+def event(user: str, time_ms: float, lat: float = 30.2, lng: float = -97.7, speed: float = 20.0) -> bytes:
+    """A canonical event."""
+    return json.dumps(
+        {"user": user, "time": int(time_ms), "lat": float(lat), "lng": float(lng), "speed": float(speed)}
+    ).encode()
+
+
+def array(*events: bytes) -> bytes:
+    return b"[" + b", ".join(events) + b"]"
+
+
+def refusals(batch: Batch) -> list[tuple[int, int, str]]:
+    """Message, element and reason of each refused event."""
+    reasons = [REASONS[code].value for code in batch.reason.tolist()]
+    return list(zip(batch.refused.tolist(), batch.element.tolist(), reasons, strict=True))
 
 
 def recorded_hour(folder: Path) -> Path:
     """A recording of 20 buses, one after the other in one cell and hour."""
-    lines = [
-        json.dumps(
-            {
-                "user": f"bus{k}",
-                "time": START_MS + 25_200_000 + 60_000 * k,
-                "lat": 30.2,
-                "lng": -97.7,
-                "speed": 20.0 + k,
-            }
-        )
-        for k in range(20)
-    ]
+    lines = [event(f"bus{k}", START_MS + 25_200_000 + 60_000 * k, speed=20.0 + k) for k in range(20)]
     file = folder / "hour.ndjson"
-    file.write_text("\n".join(lines))
+    file.write_bytes(b"\n".join(lines))
     return file
 
 
@@ -107,16 +108,13 @@ async def create_topic(bootstrap: str, topic: str, partitions: int, settings: di
 
 async def produce(bootstrap: str, topic: str, values: Sequence[bytes | None], partitions: int, first: int = 0) -> None:
     """Send ``values`` round robin over the partitions."""
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5, acks=1, max_request_size=32 << 20)
-    await producer.start()
-    try:
+    settings = {"linger_ms": 5, "acks": 1, "max_request_size": 32 << 20}
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, **settings) as producer:
         sent = [
             await producer.send(topic, value, key=b"k", partition=(first + i) % partitions)
             for i, value in enumerate(values)
         ]
         await asyncio.gather(*sent)
-    finally:
-        await producer.stop()
 
 
 async def until_true(condition: Callable[[], bool], seconds: float = 240.0) -> None:

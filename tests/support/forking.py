@@ -33,24 +33,32 @@ KILLED = 128
 """A shell adds the signal's number to it for the exit code of a command that a signal ended."""
 
 
+def started_once(module: str, file: Path, owner: int, seconds: float) -> None:
+    """Let ``python -m MODULE FILE OWNER`` run beside all processes of a run: whoever asks first starts it, and waits
+    until it has made ``file``. It has to end with the process ``owner``, because none of the others can be its parent:
+    any may end before the rest."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    log = file.with_name("log")
+    with file.with_name("lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            command = [sys.executable, "-m", module, str(file), str(owner)]
+            with log.open("wb") as out:
+                started = subprocess.Popen(command, cwd=REPO_ROOT, stdout=out, stderr=out, start_new_session=True)
+            deadline = time.monotonic() + seconds
+            while not file.exists():
+                if started.poll() is not None or time.monotonic() > deadline:
+                    started.kill()
+                    raise RuntimeError(f"{module} did not start:\n{tail(log)}")
+                time.sleep(0.02)
+
+
 def forking(folder: Path, owner: int) -> tuple[str, ...]:
     """The words before MODULE and its arguments that make a command a fork. Whoever asks first starts the process that
     forks, in ``folder``; it ends with the process ``owner``.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    address, log = folder / "socket", folder / "log"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not address.exists():
-            command = [sys.executable, "-m", __name__, str(address), str(owner)]
-            with log.open("wb") as out:
-                server = subprocess.Popen(command, cwd=REPO_ROOT, stdout=out, stderr=out, start_new_session=True)
-            deadline = time.monotonic() + START_SECONDS
-            while not address.exists():
-                if server.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the process that forks commands did not start:\n{tail(log)}")
-                time.sleep(0.02)
-    return (sys.executable, "-I", "-S", str(CLIENT), str(address))
+    started_once(__name__, folder / "socket", owner, START_SECONDS)
+    return (sys.executable, "-I", "-S", str(CLIENT), str(folder / "socket"))
 
 
 def serve(address: Path, owner: int) -> None:

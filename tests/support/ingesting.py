@@ -44,6 +44,10 @@ class Ingesting:
         """Value of the operator metric ``hexveil_<name>``."""
         return self.metrics.registry.get_sample_value(f"hexveil_{name}") or 0.0
 
+    def rejected(self, reason: str) -> float:
+        """Number of events that were rejected for ``reason``."""
+        return self.metrics.registry.get_sample_value("hexveil_events_rejected_total", {"reason": reason}) or 0.0
+
 
 async def main() -> None:
     async with Ingesting(*sys.argv[1:4]):

@@ -1,11 +1,10 @@
 """Events of a live feed, and the speeds that Redis stores of them. Batches of messages as a producer sends them."""
 
-import json
-
 from aiokafka import AIOKafkaProducer
 from redis.asyncio import Redis
 
 from stream.storage.row_store import RowStore
+from tests.support import feeding
 from tests.support.stored_rows import rows_in
 
 
@@ -13,20 +12,17 @@ async def send_batch(
     kafka: str, topic: str, codec: str | None, values: list[bytes], partition: int = 0, headers: int = 0
 ) -> None:
     """``headers``: number of empty headers of each message."""
-    producer = AIOKafkaProducer(bootstrap_servers=kafka, compression_type=codec, max_batch_size=1 << 30)
-    await producer.start()
-    try:
+    settings = {"compression_type": codec, "max_batch_size": 1 << 30}
+    async with AIOKafkaProducer(bootstrap_servers=kafka, **settings) as producer:
         batch = producer.create_batch()
         for value in values:
             assert batch.append(key=b"k", value=value, timestamp=None, headers=[("", b"")] * headers) is not None
         await (await producer.send_batch(batch, topic, partition=partition))
-    finally:
-        await producer.stop()
 
 
 def event(user: str, moment: float, speed: float = 20.0) -> bytes:
-    body = {"user": user, "time": round(moment * 1000), "lat": 30.2, "lng": -97.7, "speed": speed}
-    return json.dumps(body).encode()
+    """``moment``: seconds UTC."""
+    return feeding.event(user, round(moment * 1000), speed=speed)
 
 
 async def speeds(redis: Redis) -> dict[int, list[int]]:

@@ -12,12 +12,9 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from dpcore.noise import Noise
 from stream.config import load_config
 from stream.protocol.publishing import KafkaPublisher, make_producer
-from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
-from stream.storage.ledger import Ledger
-from stream.storage.row_store import RowStore
+from tests.support.closing import protocol_of
 
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload([__name__, "pytest"])
@@ -52,17 +49,9 @@ async def _close(
         if step == last_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    closing = ReleaseProtocol(
-        statistics_of(config),
-        redis,
-        RowStore.of(redis, config),
-        Ledger.of(redis, config),
-        KafkaPublisher(producer, config.kafka),
-        Noise(),
-        after_step=kill_after,
-    )
+    publisher = KafkaPublisher(producer, config.kafka)
     try:
-        await closing.close(slot)
+        await protocol_of(redis, config, publisher, after_step=kill_after).close(slot)
     finally:
         await producer.stop()
         await redis.aclose()

@@ -45,10 +45,6 @@ class Node:
         self.port, self._bus = free_port(), free_port()
         encrypted = {} if self._files is None else {"ssl": True, "ssl_ca_certs": str(self._files.authority)}
         self.client = redis.Redis(LOOPBACK, self.port, password=self._password, **encrypted)
-        self.start()
-
-    def start(self) -> None:
-        """Start the server, with what it stored before."""
         settings = {
             "bind": LOOPBACK,
             "requirepass": self._password,
@@ -176,7 +172,8 @@ class LocalCluster:
             node.client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
         for node in self.nodes[1:]:
             node.client.execute_command("CLUSTER MEET", LOOPBACK, self.nodes[0].port, self.nodes[0]._bus)
-        until(lambda: all(_known(node) == len(self.nodes) for node in self.nodes), "the servers meet")
+        known = ("CLUSTER NODES",)
+        until(lambda: all(len(node.client.execute_command(*known)) == 2 * MASTERS for node in self.nodes), "they meet")
         for master, replica in zip(masters, replicas, strict=True):
             replica.client.execute_command("CLUSTER REPLICATE", master.client.execute_command("CLUSTER MYID"))
         self.wait()
@@ -192,10 +189,6 @@ def _began(node: Node) -> bool:
         node.client.close()
         node.begin()
     return node.answers()
-
-
-def _known(node: Node) -> int:
-    return len(node.client.execute_command("CLUSTER NODES"))
 
 
 def _sound(node: Node) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
+from dpcore.spatial.regions import Footprints
 from stream.config import Config
 from stream.config.public_cells import public_cells
 from stream.messages.lines import read_line
@@ -19,11 +20,11 @@ from stream.messages.message import SPATIAL_HISTOGRAM, Message
 from stream.messages.verification import Record, Verification
 from stream.statistics.columns import Columns
 from stream.statistics.histograms.fixes import Fixes
-from stream.statistics.histograms.histograms import draw_histograms
+from stream.statistics.histograms.histograms import draw_histograms, region_domain, regions_of
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Due, Plan
 from stream.statistics.smoothing_state import Memory, identity, step
-from stream.statistics.window_release import plan_window, speed_of
+from stream.statistics.window_release import WindowStatistics, plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
 from stream.terms import FixRules, Terms, UserLimits
 from stream.windows import Window
@@ -87,6 +88,21 @@ def planned_with_fixes(
     budgets = np.full(read.counts.n_users, budget)
     budgets[:] = budget if left is None else left
     return plan_window(read, due, Allowance(budgets, budget), public_cells(config)), read.contributions, read.fixes
+
+
+def plan_of(statistics: WindowStatistics, rows: np.ndarray) -> tuple[Plan, WindowRows]:
+    """The plan that the service makes of the first window, limits and rules included, and the rows that it reads."""
+    window = statistics.terms.window_at(SLOT)
+    arranged = statistics.arrange(rows, window)
+    left = np.full(arranged.counts.n_users, statistics.terms.privacy.budget)
+    return statistics.plan(arranged, Due(statistics.terms, window, GENERATION), Allowance(left, 10**9)), arranged
+
+
+def components_of(plan: Plan, fixes: Fixes) -> np.ndarray:
+    """Counts of the Euler histogram before noise."""
+    histogram = plan.terms.histogram
+    domain, diameter_m = region_domain(histogram), histogram.regions.diameter_m
+    return Footprints.of(regions_of(histogram, fixes), domain, diameter_m).total()
 
 
 def released(config: Config, rows: np.ndarray, noise: Noise | None = None, slot: int = SLOT) -> list[Message]:

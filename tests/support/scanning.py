@@ -3,7 +3,6 @@ moves."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -38,14 +37,15 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 from stream.windows import CLOCK_MARGIN_US, read_through
+from tests.support import feeding
 from tests.support.feeding import administering, produce, until
+from tests.support.releasing import GENERATION
 from tests.support.topics_reader import read_topics
 
 HOUR = 3600
 START = 1_795_266_000
 """2026-11-21 13:00 UTC, the start of an hour: the feed runs from here on."""
 HOURS = 4
-GENERATION = "11111111-1111-4111-8111-111111111111"
 Hourly = Callable[[int], Sequence[bytes]]
 """Messages that arrive in the given hour of the feed."""
 
@@ -324,5 +324,4 @@ async def _ask_stream(client: TestClient, windows: int, transcript: Transcript) 
 
 def event(user: str, hour: int, second: float, lat: float, lng: float, speed: float) -> bytes:
     """One canonical event of ``second`` in the given hour of the feed."""
-    moment = int((START + hour * HOUR + second) * 1000)
-    return json.dumps({"user": user, "time": moment, "lat": lat, "lng": lng, "speed": speed}).encode()
+    return feeding.event(user, (START + hour * HOUR + second) * 1000, lat, lng, speed)

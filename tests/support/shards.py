@@ -11,14 +11,14 @@ import numpy as np
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from dpcore.noise import Noise
 from stream.config import Config
 from stream.protocol.due_windows import DueWindows
-from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
+from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import AppendTimes, Behind, NotSealedError, ReadThrough, RowStore
 from tests.support.builders import SLOT
+from tests.support.closing import protocol_of
 
 N, HOUR = 20, 3600
 """Rows of a batch, which are of one window of an hour."""
@@ -65,5 +65,4 @@ async def note_ends(state: RowStore, logs: Mapping[str, Log]) -> None:
 def closing(redis: Redis, config: Config, publisher: Any, **hooks: Any) -> ReleaseProtocol:
     """The release protocol, as the closing process connects it on a cluster."""
     rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
-    hooks["sealing"] = DueWindows(config, rows, store, ledger).seal
-    return ReleaseProtocol(statistics_of(config), redis, rows, ledger, publisher, Noise(), **hooks)
+    return protocol_of(redis, config, publisher, sealing=DueWindows(config, rows, store, ledger).seal, **hooks)

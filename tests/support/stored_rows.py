@@ -1,10 +1,6 @@
-"""Rows in Redis from which a test closes windows. Scripts of Redis with a line exchanged, as planted bugs have it, and
-how often scripts ran. Sets a Redis back to an earlier state, as an operator would who restores a backup."""
+"""Rows in Redis from which a test closes windows. How often scripts ran."""
 
-import shutil
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +9,6 @@ from redis.asyncio import Redis
 
 from stream.app.worker import Worker
 from stream.config import Config
-from stream.local.server import RedisServer
-from stream.storage import client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, ReadThrough, RowStore
@@ -22,39 +16,10 @@ from stream.windows import read_through
 from tests.support.builders import SLOT, random_rows
 
 
-@contextmanager
-def altered_script(name: str, line: str, other: str) -> Iterator[None]:
-    """Let the script ``name`` have ``other`` in place of ``line``, which it has once."""
-    text_of = client.text_of
-    assert text_of(name).count(line) == 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            client, "text_of", lambda asked: text_of(asked).replace(line, other) if asked == name else text_of(asked)
-        )
-        yield
-
-
 def runs_of_scripts(commands: dict[str, Any]) -> int:
     """How often scripts ran, by Redis's statistics of ``commands``: a digest that it did not know ran nothing."""
     named = [commands.get(f"cmdstat_{name}", {}) for name in ("eval", "evalsha")]
     return sum(stats.get("calls", 0) - stats.get("failed_calls", 0) for stats in named)
-
-
-_LOG = "appendonlydir"
-
-
-def back_up(server: RedisServer, kept: Path) -> None:
-    """Copy the append-only file of ``server`` to ``kept``, in place of what was there."""
-    shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(server.folder / _LOG, kept)
-
-
-def set_back(server: RedisServer, kept: Path) -> None:
-    """Stop ``server``, put the file of ``kept`` in the place of its own, and start it."""
-    server.stop()
-    shutil.rmtree(server.folder / _LOG)
-    shutil.copytree(kept, server.folder / _LOG)
-    server.start()
 
 
 HOUR = 3600
@@ -141,9 +106,11 @@ async def dump(redis: Redis) -> dict[bytes, bytes]:
 
 async def put_back(redis: Redis, older: dict[bytes, bytes]) -> None:
     """Let a running Redis hold what it held when :func:`dump` was called, and nothing else."""
-    await redis.flushall()
-    for key, value in older.items():
-        await redis.restore(key, 0, value)
+    async with redis.pipeline(transaction=True) as pipe:
+        pipe.flushall()
+        for key, value in older.items():
+            pipe.restore(key, 0, value)
+        await pipe.execute()
 
 
 async def store(redis: Redis, config: Config, rows: np.ndarray, slot: int = SLOT) -> RowStore:

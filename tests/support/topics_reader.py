@@ -12,9 +12,7 @@ PARTITIONS = 4
 
 async def read_topics(bootstrap: str, topics: Sequence[str]) -> list[ConsumerRecord]:
     """Every record of ``topics``, those of a partition in their order."""
-    consumer = AIOKafkaConsumer(*topics, bootstrap_servers=bootstrap, enable_auto_commit=False)
-    await consumer.start()
-    try:
+    async with AIOKafkaConsumer(*topics, bootstrap_servers=bootstrap, enable_auto_commit=False) as consumer:
         partitions = [TopicPartition(topic, p) for topic in topics for p in consumer.partitions_for_topic(topic) or ()]
         consumer.unsubscribe()
         consumer.assign(partitions)
@@ -25,8 +23,6 @@ async def read_topics(bootstrap: str, topics: Sequence[str]) -> list[ConsumerRec
             for read in (await consumer.getmany(timeout_ms=200)).values():
                 records += read
         return records
-    finally:
-        await consumer.stop()
 
 
 async def read_all(

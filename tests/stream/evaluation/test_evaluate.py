@@ -28,6 +28,7 @@ from stream.evaluation.scores import Errors
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.command import run
+from tests.support.feeding import event
 from tests.support.participating import riders
 
 BUS = str(hourly.BUS)
@@ -35,13 +36,9 @@ BUS = str(hourly.BUS)
 
 def recording(folder: Path, buses: int = 1, places: int = 1) -> str:
     """A file of ten events of each bus, in turn in each of the places."""
-    lines = []
-    for bus in range(buses):
-        for k in range(10):
-            place = {"lat": 30.2 + 0.02 * (k % places), "lng": -97.7}
-            lines.append(json.dumps({"user": f"b{bus}", "time": SLOT * 1000 + 1000 * k, "speed": 20 + bus} | place))
+    fixes = [(u, SLOT * 1000 + 1000 * k, 30.2 + 0.02 * (k % places)) for u in range(buses) for k in range(10)]
     file = folder / "day.ndjson"
-    file.write_text("\n".join(lines))
+    file.write_bytes(b"\n".join(event(f"b{u}", moment, lat, speed=20 + u) for u, moment, lat in fixes))
     return str(file)
 
 

@@ -18,7 +18,7 @@ from stream.diagnosis.observing import observe_file, observe_messages
 from stream.diagnosis.reading import ageless, read_recording
 from stream.ingestion import decoding
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, Cutter, elements, first_element
-from stream.ingestion.decoding import REASONS, Batch, Decoder
+from stream.ingestion.decoding import Decoder
 from stream.ingestion.formats import feed_format
 from stream.ingestion.pseudonyms import load_user_key
 from stream.messages.message import REJECTED, validator
@@ -27,8 +27,20 @@ from stream.sources.lines import Lines, RecordingError
 from stream.sources.recording import Recording
 from stream.storage.row_store import RowStore
 from tests.stream.sources.recordings import feed, gathered
+from tests.support import feeding
 from tests.support.builders import riders_config
-from tests.support.feeding import KEY, NOW_US, START_MS, create_topic, make_config, messages, produce, until
+from tests.support.feeding import (
+    KEY,
+    NOW_US,
+    START_MS,
+    array,
+    create_topic,
+    make_config,
+    messages,
+    produce,
+    refusals,
+    until_true,
+)
 from tests.support.ingesting import Ingesting
 from tests.support.live_events import every_speed
 from tests.support.stored_rows import stored_rows
@@ -41,22 +53,11 @@ JSON = st.recursive(
 
 
 def event(**changes: Any) -> bytes:
-    fix = {"user": "bus-1", "time": START_MS, "lat": 30.2, "lng": -97.7, "speed": 20.0} | changes
-    return json.dumps(fix).encode()
-
-
-def array(*events: bytes) -> bytes:
-    return b"[" + b", ".join(events) + b"]"
+    return json.dumps(json.loads(feeding.event("bus-1", START_MS)) | changes).encode()
 
 
 def decoder(arrays: bool = True) -> Decoder:
     return Decoder(make_config(), KEY, arrays=arrays)
-
-
-def refusals(batch: Batch) -> list[tuple[int, int, str]]:
-    """Message, element and reason of each refused event."""
-    reasons = [REASONS[code].value for code in batch.reason.tolist()]
-    return list(zip(batch.refused.tolist(), batch.element.tolist(), reasons, strict=True))
 
 
 def test_each_element_is_judged_alone_and_a_bad_one_is_named_by_its_index():
@@ -149,9 +150,7 @@ def test_a_notification_of_a_context_broker_is_its_entities_and_one_event_a_list
     assert batch.index.tolist() == [0]
     assert refusals(batch) == [(0, 1, "missing-field"), (1, -1, "missing-field")]
     fields = {"user": "0", "time": "1", "lat": "2", "lng": "3", "value": "4", "time_format": "epoch-ms"}
-    config = make_config()
-    declared = config.feed.model_dump(exclude_unset=True) | {"format": "declared", "fields": fields}
-    positional = Decoder(config.model_copy(update={"feed": type(config.feed)(**declared)}), KEY)
+    positional = Decoder(make_config(feed={"format": "declared", "fields": fields}), KEY)
     batch = positional.decode([json.dumps(["a", START_MS, 30.2, -97.7, 20.0]).encode(), b"[1,2]"], NOW_US)
     assert (len(batch.rows), refusals(batch)) == (1, [(1, -1, "missing-field")])
 
@@ -218,15 +217,9 @@ async def test_arrays_that_two_readers_read_at_once_are_stored_once_and_bad_elem
         for reader in (one, two):  # one that comes later would begin after what the other has stored
             await reader.ingestor.assigned.wait()
         await produce(kafka, topic_name, values, 2)
-
-        async def both_read() -> bool:
-            seen = (
-                one.count(f"events_{name}_total") + two.count(f"events_{name}_total")
-                for name in ("ingested", "duplicate")
-            )
-            return sum(seen) >= 2 * len(expected.rows)
-
-        await until(both_read)
+        kinds = ("events_ingested_total", "events_duplicate_total")
+        twice = 2 * len(expected.rows)
+        await until_true(lambda: sum(reader.count(kind) for reader in (one, two) for kind in kinds) >= twice, 60)
         assert sum((await RowStore(redis, "bus").next_offsets()).values()) == len(values)
     assert await stored_rows(redis) == sorted(row.tobytes() for row in expected.rows)
     assert one.count("events_ingested_total") + two.count("events_ingested_total") == len(expected.rows)
@@ -250,11 +243,8 @@ async def test_the_events_of_a_message_are_in_time_by_the_moment_when_it_was_app
     await produce(kafka, topic_name, [value], 1)
     live = {"lateness": "append-time", "slot": "60s", "allowed_delay": "10s"}
     async with Ingesting(topic_name, kafka, redis_url, **live) as ingesting:
-
-        async def all_judged() -> bool:
-            return ingesting.count("events_ingested_total") + ingesting.count("events_late_total") == 3
-
-        await until(all_judged)
+        kinds = ("events_ingested_total", "events_late_total")
+        await until_true(lambda: sum(map(ingesting.count, kinds)) == 3, 60)
         assert await every_speed(redis) == [100, 300]
         assert ingesting.count("events_late_total") == 1
     values, arrived_us, _ = await newest_messages(KafkaConfig(bootstrap=kafka), topic_name, 100)

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from stream.config import Config
 from stream.ingestion import decoding
 from stream.ingestion.arrays import MAX_EVENTS
-from stream.ingestion.decoding import AT_ONCE, MAX_MESSAGE_BYTES, REASONS, Batch, Decoder, Reason
+from stream.ingestion.decoding import AT_ONCE, MAX_MESSAGE_BYTES, REASONS, Decoder, Reason
 from stream.ingestion.pseudonyms import Pseudonyms, UserKeyError, key_fingerprint, load_user_key
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config, parse_time, with_histograms
+from tests.support.feeding import KEY, array, make_config, refusals
 
 NOW = datetime(2017, 3, 21, 12, tzinfo=UTC)
 NOW_US = int(NOW.timestamp()) * 1_000_000
-KEY = bytes(range(32))
 FIX = {"user": "2619", "time": "2017-03-21T06:59:31-05:00", "lat": 30.19826, "lng": -97.77679, "speed": 20.0}
 ITMS = (
     b'{"vehicle_label":"M22","route_id":"110","id":"x","location":{"coordinates":[72.848299,21.144356],"type":"Point"},'
@@ -36,16 +36,8 @@ ITMS = (
 )
 
 
-def configure(window=None, resolution=7, **feed):
-    box = {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2}
-    return Config(
-        relation="values",
-        feed={"name": "bus", "topic": "t", "timezone": "America/Chicago", "domain": box} | feed,
-        window=window or {"max_age": "1d"},
-        privacy={"epsilon": 2.0, "budget": 48.0},
-        hexagons={"resolution": resolution},
-        value={"upper": 65.0},
-    )
+def configure(resolution=7, max_age="1d", **feed):
+    return make_config(feed=feed, resolution=resolution, lateness="append-time", max_age=max_age)
 
 
 CANONICAL = Decoder(configure(), KEY)
@@ -114,74 +106,54 @@ def test_the_surat_feed_has_longitude_first_and_the_licence_plate_as_user_by_its
         assert reason_of(ITMS.replace(old, new), decoder, now_us) is reason
 
 
-def test_bad_input_has_its_reason():
-    for message, reason in [
-        (None, Reason.TOMBSTONE),
-        (b" " * (1 << 20) + fix(), Reason.TOO_LARGE),
-        (b"x" * 10_000_000, Reason.TOO_LARGE),
-        (b"", Reason.NOT_JSON),
-        (b"\xff\xfe\x00", Reason.NOT_JSON),
-        (b"\xef\xbb\xbf" + fix(), Reason.NOT_JSON),
-        (fix() + b"{}", Reason.NOT_JSON),
-        (fix() + b"," + fix(), Reason.NOT_JSON),
-        (
-            fix(user="\udcff".encode("utf-8", "surrogatepass").decode("latin1")).replace(b"\\u00", b"\\ud8"),
-            Reason.WRONG_TYPE,
-        ),
-        (b'{"user":"\xff",' + fix()[16:], Reason.WRONG_TYPE),
-        (b"[" * 60_000, Reason.NOT_JSON),
-        (b'{"x":' + b"[" * 30_000 + b"]" * 30_000 + b"," + fix()[1:], Reason.NOT_JSON),
-        (b"null", Reason.MISSING_FIELD),
-        (b"[]", Reason.MISSING_FIELD),
-        (b"{}", Reason.MISSING_FIELD),
-        (fix(speed=None), Reason.MISSING_FIELD),
-        (fix(speed="fast"), Reason.WRONG_TYPE),
-        (fix(lat=True), Reason.WRONG_TYPE),
-        (fix(user=1.5), Reason.WRONG_TYPE),
-        (fix(user=["a"]), Reason.WRONG_TYPE),
-        (fix(time="2017-03-21T06:59:31"), Reason.WRONG_TYPE),
-        (fix(time="yesterday"), Reason.WRONG_TYPE),
-        (fix(lat=float("nan")), Reason.NOT_FINITE),
-        (fix(speed=float("inf")), Reason.NOT_FINITE),
-        (fix().replace(b"20.0", b"1e999"), Reason.NOT_FINITE),
-        (fix().replace(b"20.0", b"1" + b"0" * 5000), Reason.NOT_FINITE),
-        (fix(user=""), Reason.ID_EMPTY),
-        (fix(user="x" * 257), Reason.ID_TOO_LONG),
-        (fix(user="é" * 129), Reason.ID_TOO_LONG),
-        (fix(lat=29.79), Reason.OUT_OF_DOMAIN),
-        (fix(lng=97.77), Reason.OUT_OF_DOMAIN),
-        (fix(lat=1e300), Reason.OUT_OF_DOMAIN),
-        (fix(lat=FIX["lng"], lng=FIX["lat"]), Reason.SWAPPED_AXES),
-        (fix(lat=-0.009, lng=0.009), Reason.AT_ORIGIN),
-        (fix(lat=0.0, lng=0.011), Reason.OUT_OF_DOMAIN),
-        (fix(time="2017-03-20T11:59:59Z"), Reason.TOO_OLD),
-        (fix(time="0001-01-01T00:00:00+14:00"), Reason.TOO_OLD),
-        (fix(time=-(10**30)), Reason.TOO_OLD),
-        (fix(time=0), Reason.TOO_OLD),
-        (fix(time="2017-03-21T12:05:01Z"), Reason.IN_FUTURE),
-        (fix(time="9999-12-31T23:59:59-14:00"), Reason.IN_FUTURE),
-        (fix(time=1e300), Reason.IN_FUTURE),
-        (fix(time=10**30), Reason.IN_FUTURE),
-        (fix(time=1e306), Reason.IN_FUTURE),
-        (fix(time=-1e306), Reason.TOO_OLD),
-        (fix(time=1.7976931348623157e308), Reason.IN_FUTURE),
-        (fix(time=10**400), Reason.IN_FUTURE),
-        (fix(user=10**400), Reason.ID_TOO_LONG),
-    ]:
+NO_CHARACTER = "\udcff".encode("utf-8", "surrogatepass").decode("latin1")
+BAD: dict[Reason, list[bytes | None]] = {
+    Reason.TOMBSTONE: [None],
+    Reason.TOO_LARGE: [b" " * (1 << 20) + fix(), b"x" * 10_000_000],
+    Reason.NOT_JSON: [
+        *(b"", b"\xff\xfe\x00", b"\xef\xbb\xbf" + fix(), fix() + b"{}", fix() + b"," + fix(), b"[" * 60_000),
+        b'{"x":' + b"[" * 30_000 + b"]" * 30_000 + b"," + fix()[1:],
+    ],
+    Reason.MISSING_FIELD: [b"null", b"[]", b"{}", fix(speed=None)],
+    Reason.WRONG_TYPE: [
+        *(fix(user=NO_CHARACTER).replace(b"\\u00", b"\\ud8"), b'{"user":"\xff",' + fix()[16:]),
+        *(fix(speed="fast"), fix(lat=True), fix(user=1.5), fix(user=["a"])),
+        *(fix(time=time) for time in ("2017-03-21T06:59:31", "yesterday")),
+    ],
+    Reason.NOT_FINITE: [
+        *(fix(lat=float("nan")), fix(speed=float("inf"))),
+        *(fix().replace(b"20.0", number) for number in (b"1e999", b"1" + b"0" * 5000)),
+    ],
+    Reason.ID_EMPTY: [fix(user="")],
+    Reason.ID_TOO_LONG: [fix(user=user) for user in ("x" * 257, "é" * 129, 10**400)],
+    Reason.OUT_OF_DOMAIN: [fix(lat=29.79), fix(lng=97.77), fix(lat=1e300), fix(lat=0.0, lng=0.011)],
+    Reason.SWAPPED_AXES: [fix(lat=FIX["lng"], lng=FIX["lat"])],
+    Reason.AT_ORIGIN: [fix(lat=-0.009, lng=0.009)],
+    Reason.TOO_OLD: [
+        fix(time=time) for time in ("2017-03-20T11:59:59Z", "0001-01-01T00:00:00+14:00", -(10**30), 0, -1e306)
+    ],
+    Reason.IN_FUTURE: [
+        fix(time=time)
+        for time in (
+            "2017-03-21T12:05:01Z",
+            "9999-12-31T23:59:59-14:00",
+            *(1e300, 10**30, 1e306, sys.float_info.max, 10**400),
+        )
+    ],
+}
+
+
+def test_bad_input_has_its_reason_and_values_on_the_bounds_are_accepted():
+    for reason, message in ((reason, message) for reason, messages in BAD.items() for message in messages):
         assert reason_of(message) is reason
         # A bad message changes nothing about the messages before and after it.
         batch = CANONICAL.decode([fix(), message, fix(speed=1)], NOW_US)
         assert batch.index.tolist() == [0, 2]
         assert batch.refused.tolist() == [1]
         assert batch.rows["value"].tolist() == [2000, 100]
-
-
-@pytest.mark.parametrize(
-    "message",
-    [fix(time="2017-03-21T12:05:00Z"), fix(time="2017-03-20T12:00:00Z"), fix(time=NOW_US // 1000), fix(user="x" * 256)],
-)
-def test_values_on_the_bounds_are_accepted(message):
-    assert reason_of(message) is None
+    for time in ("2017-03-21T12:05:00Z", "2017-03-20T12:00:00Z", NOW_US // 1000):
+        assert reason_of(fix(time=time)) is None
+    assert reason_of(fix(user="x" * 256)) is None
 
 
 def test_of_a_repeated_key_the_last_counts_and_whole_number_users_are_their_digits():
@@ -195,7 +167,7 @@ def test_a_time_with_an_offset_is_exact_to_the_microsecond(moment, offset):
     moment = moment.replace(tzinfo=timezone(timedelta(minutes=offset)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stream.ingestion.decoding.MAX_FUTURE", timedelta(days=36_500))
-        decoder = Decoder(configure(window={"max_age": "36500d"}), KEY)
+        decoder = Decoder(configure(max_age="36500d"), KEY)
     exact = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     assert row_of(fix(time=moment.isoformat()), decoder)["time"] == exact == parse_time(moment.isoformat())
 
@@ -298,18 +270,8 @@ def region(*corners: object, **fields: Any) -> bytes:
     return message(region=list(corners) or CORNERS, **fields)
 
 
-def array(*events: bytes) -> bytes:
-    return b"[" + b",".join(events) + b"]"
-
-
 def notification(*events: bytes) -> bytes:
     return b'{"type": "Notification", "data": ' + array(*events) + b"}"
-
-
-def refusals(batch: Batch) -> list[tuple[int, int, str]]:
-    """Message, element and reason of each refused event."""
-    columns = batch.refused.tolist(), batch.element.tolist(), batch.reason.tolist()
-    return [(at, element, REASONS[code].value) for at, element, code in zip(*columns, strict=True)]
 
 
 @pytest.mark.parametrize("several", [array, notification])
@@ -359,15 +321,25 @@ def test_a_bad_region_has_its_reason_and_names_the_corner_at_fault(config, refus
     assert refusals(batch) == [(1, element, reason)]
 
 
-def test_a_null_is_an_absent_field_as_elsewhere(config):
+def test_a_region_is_one_event_for_each_corner_and_a_corner_outside_the_domain_is_refused_alone(config):
+    corners = [{"lat": 30.2 + 0.1 * k, "lng": -97.8} for k in range(3)]
+    batch = Decoder(config, SECRET).decode([message(**CORNER), region(*corners, FAR), message(**CORNER)], ARRIVED_US)
+    assert batch.index.tolist() == [0, 1, 1, 1, 2]
+    assert refusals(batch) == [(1, 3, "out-of-domain")]
+    assert batch.rows["lat"][1:4].tolist() == [round(corner["lat"] * 1e7) for corner in corners]
+    assert len(np.unique(batch.rows[["user", "time"]])) == 1
+
+
+def test_a_null_is_absent_as_elsewhere_and_regions_are_refused_where_single_events_or_none_are_declared(
+    config, tmp_path
+):
     alone = json.dumps(json.loads(message(**CORNER)) | {"region": None}).encode()
     with_place = json.dumps(json.loads(region()) | {"lat": None, "lng": None}).encode()
     assert Decoder(config, SECRET).decode([alone, with_place], ARRIVED_US).index.tolist() == [0, 1, 1, 1]
-
-
-def test_sources_that_need_one_event_each_refuse_a_region_beside_a_place_too(config):
     batch = Decoder(config, SECRET, arrays=False).decode([region(), region(**CORNER), message(**CORNER)], ARRIVED_US)
     assert refusals(batch) == [(0, -1, "several-events"), (1, -1, "several-events")]
+    plain = with_histograms("participation", tmp_path, ["euler"])
+    assert Decoder(plain, SECRET).decode([region()], ARRIVED_US).refused.tolist() == [0]
 
 
 def test_what_a_region_may_cost_is_bounded(config):
@@ -406,32 +378,21 @@ def test_regions_arrays_and_points_in_any_order_and_pieces_are_read_as_each_alon
     assert Reason.UNDECODABLE not in {REASONS[code] for code in whole.reason}
 
 
-def test_the_key_file_is_made_once_and_readable_by_its_owner_only(tmp_path):
+def test_the_key_file_is_made_once_readable_by_its_owner_only_also_by_processes_that_start_together(tmp_path):
     path = tmp_path / "var" / "user.key"
-    key = load_user_key(path)
-    assert len(key) == 32
+    with multiprocessing.get_context("fork").Pool(8) as pool:
+        keys = pool.map(load_user_key, [path] * 32, chunksize=1)
+    assert {*keys, load_user_key(path)} == {keys[0]}
+    assert len(keys[0]) == 32
     assert path.stat().st_mode & 0o777 == 0o600
-    assert load_user_key(path) == key
     assert [entry.name for entry in path.parent.iterdir()] == ["user.key"]
+    for size in (0, 31, 33):
+        path.write_bytes(bytes(size))
+        with pytest.raises(UserKeyError, match="instead of 32"):
+            load_user_key(path)
 
 
-@pytest.mark.parametrize("size", [0, 31, 33])
-def test_a_key_of_the_wrong_length_is_refused(tmp_path, size):
-    path = tmp_path / "user.key"
-    path.write_bytes(bytes(size))
-    path.chmod(0o600)
-    with pytest.raises(UserKeyError, match="instead of 32"):
-        load_user_key(path)
-
-
-def test_processes_that_start_together_share_one_key(tmp_path):
-    context = multiprocessing.get_context("fork")
-    with context.Pool(8) as pool:
-        keys = pool.map(load_user_key, [tmp_path / "user.key"] * 32, chunksize=1)
-    assert len(set(keys)) == 1
-
-
-def test_pseudonyms_depend_on_the_key_and_outlive_the_cache():
+def test_pseudonyms_depend_on_the_key_outlive_the_cache_and_are_of_sound_identifiers_only():
     key, other = b"a" * 32, b"b" * 32
     small, large = Pseudonyms(key, capacity=150), Pseudonyms(key)
     users = [f"bus-{i % 7}" for i in range(50)]
@@ -439,6 +400,9 @@ def test_pseudonyms_depend_on_the_key_and_outlive_the_cache():
     assert len(small) <= 2
     assert Pseudonyms(other)["bus-1"] != large["bus-1"]
     assert key_fingerprint(key) != key_fingerprint(other)
+    for user in ("", "x" * 257, "é" * 129, "\ud800"):
+        with pytest.raises(KeyError):
+            large[user]
 
 
 @pytest.mark.parametrize("user", ["bus-{:04}", "{:04}" + "😀" * 63], ids=["short", "long"])
@@ -450,9 +414,3 @@ def test_memory_of_pseudonyms_is_bounded_however_long_identifiers_are(user):
         _ = pseudonyms[user.format(number)]
         sizes.append(sum(map(sys.getsizeof, pseudonyms)) if number % 97 == 0 else 0)
     assert capacity / 2 < max(sizes) <= capacity
-
-
-@pytest.mark.parametrize("user", ["", "x" * 257, "é" * 129, "\ud800"])
-def test_identifiers_without_a_pseudonym_raise(user):
-    with pytest.raises(KeyError):
-        Pseudonyms(bytes(32))[user]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +49,18 @@ from tests.support.feeding import (
 )
 from tests.support.ingesting import Ingesting
 from tests.support.live_events import event, every_speed, send_batch
-from tests.support.stored_rows import all_read, listed, read_to, stored_rows
+from tests.support.stored_rows import all_read, dump, listed, put_back, read_to, stored_rows
 
 PARTITIONS = 3
+
+
+def read_to_offsets(redis: Redis, *offsets: int) -> Callable[[], Awaitable[bool]]:
+    """To wait until Redis stores these next offsets, by partition."""
+
+    async def check() -> bool:
+        return [offset for _, offset in sorted((await RowStore(redis, "bus").next_offsets()).items())] == [*offsets]
+
+    return check
 
 
 @pytest.fixture
@@ -151,32 +160,31 @@ async def test_killing_the_ingesting_process_again_and_again_doubles_and_loses_n
     assert await stored_rows(redis) == expected_rows(make_config(topic), values)
 
 
-async def test_redis_may_die_and_come_back_while_the_feed_runs(kafka, topic, tmp_path):
-    values = messages(6_000)
+async def test_redis_may_die_and_come_back_while_the_feed_runs_and_a_reader_that_stops_meanwhile_ends_at_once(
+    kafka, topic, tmp_path
+):
+    values = messages(9_000)
     with RedisServer(tmp_path / "redis") as server:
-        async with Redis.from_url(server.url) as before, Ingesting(topic, kafka, server.url) as ingesting:
+        async with (
+            asyncio.timeout(180),
+            Redis.from_url(server.url) as before,
+            Ingesting(topic, kafka, server.url) as ingesting,
+        ):
             await produce(kafka, topic, values[:2_000], PARTITIONS)
             await until(all_read(before, 2_000))
             server.kill()
-            await produce(kafka, topic, values[2_000:], PARTITIONS, first=2_000)
+            await produce(kafka, topic, values[2_000:6_000], PARTITIONS, first=2_000)
             await asyncio.sleep(2)
             server.start()
             async with Redis.from_url(server.url) as after:
-                await until(all_read(after, len(values)))
-                assert await stored_rows(after) == expected_rows(ingesting.config, values)
+                await until(all_read(after, 6_000))
+                assert await stored_rows(after) == expected_rows(ingesting.config, values[:6_000])
             assert ingesting.count("redis_errors_total") >= 1
-
-
-async def test_stopping_while_redis_is_away_ends_at_once_and_loses_nothing(kafka, topic, tmp_path):
-    values = messages(3_000)
-    with RedisServer(tmp_path / "redis") as server:
-        async with asyncio.timeout(60), Ingesting(topic, kafka, server.url) as ingesting:
-            await asyncio.wait_for(ingesting.ingestor.assigned.wait(), 30)
             server.kill()
-            await produce(kafka, topic, values, PARTITIONS)
+            await produce(kafka, topic, values[6_000:], PARTITIONS, first=6_000)
             await asyncio.sleep(1)
         server.start()
-        async with Redis.from_url(server.url) as after, Ingesting(topic, kafka, server.url) as ingesting:
+        async with Redis.from_url(server.url) as after, Ingesting(topic, kafka, server.url):
             await until(all_read(after, len(values)))
             assert await stored_rows(after) == expected_rows(ingesting.config, values)
 
@@ -193,62 +201,46 @@ async def test_a_redis_that_was_set_back_under_a_running_worker_is_filled_again_
     async with Ingesting(topic, kafka, redis_url) as ingesting:
         await asyncio.wait_for(ingesting.ingestor.assigned.wait(), 60)
         await until(all_read(redis, copied))
-        older = {key: await redis.dump(key) for key in await redis.keys("*")} if copied else {}
+        older = await dump(redis) if copied else {}
         await produce(kafka, topic, values[copied:2_000], PARTITIONS, first=copied)
         await until(all_read(redis, 2_000))
-        async with redis.pipeline(transaction=True) as pipe:
-            pipe.flushall()
-            for key, value in older.items():
-                pipe.restore(key, 0, value)
-            await pipe.execute()
+        await put_back(redis, older)
         await produce(kafka, topic, values[2_000:], PARTITIONS, first=2_000)
         await until(all_read(redis, len(values)))
     assert await stored_rows(redis) == expected_rows(make_config(topic), values)
 
 
-async def test_a_partition_that_redis_lost_and_whose_log_was_cut_is_read_from_where_the_log_begins(
+async def test_what_a_log_lost_is_counted_unless_no_reader_had_come_and_reading_goes_on_where_it_begins(
     kafka, redis, redis_url, topic
 ):
-    values = messages(900)
-    await produce(kafka, topic, values, PARTITIONS)
-    async with Ingesting(topic, kafka, redis_url) as ingesting:
-        await until(all_read(redis, 900))
+    """The log of partition 1 is cut before the first reader, between two, and while Redis lost what was read of it."""
+    values = messages(2_700)
+
+    async def cut(before: int) -> None:
         async with administering(kafka) as admin:
-            await admin.delete_records({TopicPartition(topic, 1): RecordsToDelete(before_offset=100)})
-        await redis.flushall()
-        await until(all_read(redis, 900))
-        assert ingesting.count("events_lost_total") == 100
-    kept = [value for i, value in enumerate(values) if i % PARTITIONS != 1 or i // PARTITIONS >= 100]
-    assert await stored_rows(redis) == expected_rows(make_config(topic), kept)
+            await admin.delete_records({TopicPartition(topic, 1): RecordsToDelete(before_offset=before)})
 
+    async def all_but(*missing: range) -> bool:
+        lost = {PARTITIONS * offset + 1 for of in missing for offset in of}
+        kept = [value for i, value in enumerate(values) if i not in lost]
+        return await stored_rows(redis) == expected_rows(make_config(topic), kept)
 
-async def test_messages_that_retention_removed_are_counted_and_reading_goes_on(kafka, redis, redis_url, topic):
-    values = messages(3_000)
-    await produce(kafka, topic, values[:1_500], PARTITIONS)
-    async with Ingesting(topic, kafka, redis_url):
-        await until(all_read(redis, 1_500))
-    await produce(kafka, topic, values[1_500:], PARTITIONS, first=1_500)
-    async with administering(kafka) as admin:
-        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=700)})
-    async with Ingesting(topic, kafka, redis_url) as ingesting:
-        await until(all_read(redis, 3_000))
-    assert ingesting.count("events_lost_total") == 200
-    kept = [value for i, value in enumerate(values) if i < 1_500 or i % PARTITIONS or i // PARTITIONS >= 700]
-    assert await stored_rows(redis) == expected_rows(make_config(topic), kept)
-
-
-async def test_a_log_that_lost_its_beginning_before_the_first_reader_came_is_read_from_where_it_begins(
-    kafka, redis, redis_url, topic
-):
-    values = messages(900)
-    await produce(kafka, topic, values, PARTITIONS)
-    async with administering(kafka) as admin:
-        await admin.delete_records({TopicPartition(topic, 1): RecordsToDelete(before_offset=100)})
+    await produce(kafka, topic, values[:900], PARTITIONS)
+    await cut(100)
     async with Ingesting(topic, kafka, redis_url) as ingesting:
         await until(all_read(redis, 900))
     assert ingesting.count("events_lost_total") == 0
-    kept = [value for i, value in enumerate(values) if i % PARTITIONS != 1 or i // PARTITIONS >= 100]
-    assert await stored_rows(redis) == expected_rows(make_config(topic), kept)
+    await produce(kafka, topic, values[900:], PARTITIONS, first=900)
+    await cut(500)
+    async with Ingesting(topic, kafka, redis_url) as ingesting:
+        await until(all_read(redis, 2_700))
+        assert ingesting.count("events_lost_total") == 200
+        assert await all_but(range(100), range(300, 500))
+        await cut(600)
+        await redis.flushall()
+        await until(all_read(redis, 2_700))
+        assert ingesting.count("events_lost_total") == 200 + 600
+    assert await all_but(range(600))
 
 
 async def test_a_worker_with_another_user_key_does_not_start(kafka, redis, redis_url, topic):
@@ -341,18 +333,14 @@ async def test_after_a_power_failure_that_cost_the_newest_messages_nothing_is_re
     for speed in range(6):
         await send(server, topic_name, 0, speed)
     async with Ingesting(topic_name, server.bootstrap, redis_url, lateness="append-time") as ingesting:
-
-        async def is_at(offset: int) -> bool:
-            return await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": offset}
-
-        await until(lambda: is_at(6))
+        await until(read_to_offsets(redis, 6))
         server.kill()
         log = log_of(server.folder, topic_name, 0)
         os.truncate(log, ends_of_batches(log)[4])
         server.start()
-        await until(lambda: is_at(4))
+        await until(read_to_offsets(redis, 4))
         await send(server, topic_name, 0, 50)
-        await until(lambda: is_at(5))
+        await until(read_to_offsets(redis, 5))
     assert await every_speed(redis) == [0, 100, 200, 300, 400, 500, 5000]
     assert ingesting.count("events_lost_total") == 0
 
@@ -376,14 +364,9 @@ async def test_what_is_damaged_is_left_out_and_neither_other_messages_nor_other_
     damage(logs[3], 1, FIRST_OFFSET, elsewhere)
     damage(logs[4], 1, LENGTH, nowhere)  # so the broker itself finds no batch there
     async with Ingesting(topic_name, server.bootstrap, redis_url, lateness="append-time") as ingesting:
-
-        async def is_read(*offsets: int) -> bool:
-            stored = await RowStore(redis, "bus").next_offsets()
-            return tuple(offset for _, offset in sorted(stored.items())) == offsets
-
-        await until(lambda: is_read(6, 6, 6, 6, 2, 6))
+        await until(read_to_offsets(redis, 6, 6, 6, 6, 2, 6))
         await send(server, topic_name, 1, 19)
-        await until(lambda: is_read(6, 7, 6, 6, 2, 6))
+        await until(read_to_offsets(redis, 6, 7, 6, 6, 2, 6))
     read = [0, 0.25, 2, 2.25, 10, 10.25, 11, 11.25, 19, 20, 20.25, 22, 22.25, 30, 30.25, 32, 32.25]
     read += [40, 40.25, 50, 50.25, 51, 51.25, 52, 52.25]
     assert await every_speed(redis) == [100 * speed for speed in read]
@@ -498,11 +481,7 @@ async def test_of_a_topic_that_is_made_anew_everything_is_read_although_its_offs
         values = [event("a", time.time(), 10 * anew + speed) for speed in range(5 - anew)]
         await send_batch(kafka, topic_name, None, values)
         async with Ingesting(topic_name, kafka, redis_url, lateness="append-time"):
-
-            async def is_read(count: int = len(values)) -> bool:
-                return await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": count}
-
-            await until(is_read)
+            await until(read_to_offsets(redis, len(values)))
         async with administering(kafka) as admin:
             await admin.delete_topics([topic_name])
     assert await every_speed(redis) == [0, 100, 200, 300, 400, 1000, 1100, 1200, 1300]

@@ -139,12 +139,7 @@ def test_fields_that_are_yet_to_come_have_columns_too(tmp_path):
     first["post_processed"]["later"] = later
     messages = [json.dumps(body).encode() for body in (first, *others)]
     said = {"": 1.5, "_low": 1.0, "_high": 2.0, "_method": "m", "_of": ["a", "b"], "_on": True}
-    for row, line, column in zip(
-        rows_of(messages),
-        in_csv(messages),
-        in_parquet(messages).to_pylist(),
-        strict=True,
-    ):
+    for row, line, column in zip(rows_of(messages), in_csv(messages), in_parquet(messages).to_pylist(), strict=True):
         here = row["cell"] == first["cell"]
         for suffix, value in said.items():
             name = f"post_processed_later{suffix}"
@@ -232,10 +227,8 @@ async def test_areas_that_divide_the_ground_divide_its_events(tmp_path):
     body = bodies(window(config, 0))[STEADY]
     released = merged_cells(1)
     cells = messages_of(released, body)
-    marker = json.loads(window(config, 0)[-1].value) | {
-        "messages": len(cells),
-        "digest": digest(message.value for message in cells),
-    }
+    counted = {"messages": len(cells), "digest": digest(message.value for message in cells)}
+    marker = json.loads(window(config, 0)[-1].value) | counted
     close = window_message(WINDOW, "bus", Window(SLOT, SLOT + 3600), "close", "bus", marker)
     file = tmp_path / "releases.ndjson"
     file.write_text("".join(map(line_of, [*cells, close])), encoding="utf-8")
@@ -253,14 +246,11 @@ async def test_areas_that_divide_the_ground_divide_its_events(tmp_path):
         # The map's shapes are those of GeoJSON and of OGC API - Features.
         plain = (await (await client.get("/api/v1/hexagons?format=geojson")).json())["features"]
         ogc = (await (await client.get("/ogc/collections/bus.newest/items?limit=1000")).json())["features"]
-        assert {one["id"]: one["geometry"] for one in plain} == {
-            one["properties"]["cell"]: one["geometry"] for one in ogc
-        }
-        for one in ogc:
-            said = one["properties"]
-            assert (said["latitude"], said["longitude"]) == pytest.approx(
-                centre_of(said["cell"], released[said["cell"]]), abs=1e-6
-            )
+        shapes = {one["properties"]["cell"]: one["geometry"] for one in ogc}
+        assert {one["id"]: one["geometry"] for one in plain} == shapes
+        for said in (one["properties"] for one in ogc):
+            centre = centre_of(said["cell"], released[said["cell"]])
+            assert (said["latitude"], said["longitude"]) == pytest.approx(centre, abs=1e-6)
 
 
 def test_files_of_all_windows_have_the_same_columns_and_what_a_cell_excludes_survives_gdal(tmp_path):
@@ -282,19 +272,15 @@ def test_files_of_all_windows_have_the_same_columns_and_what_a_cell_excludes_sur
     meta, _, shapes, fields = pyogrio.raw.read(file)
     pyogrio.raw.write(geopackage, shapes, fields, meta["fields"], geometry_type="Unknown", crs="EPSG:4326")
     meta, _, _, fields = pyogrio.raw.read(geopackage)
-    read = dict(
-        zip(fields[list(meta["fields"]).index("cell")], fields[list(meta["fields"]).index("excludes")], strict=True)
-    )
-    assert read == {COARSE: STEADY, STEADY: None}
+    read = dict(zip(meta["fields"], fields, strict=True))
+    assert dict(zip(read["cell"], read["excludes"], strict=True)) == {COARSE: STEADY, STEADY: None}
     assert row_of(merged[0])["excludes"] in (STEADY, None)
 
 
 PACKAGES = REPO_ROOT / "examples"
-NEWER_THAN_DRAFT_07 = (
-    {"$anchor", "$defs", "$dynamicRef", "prefixItems"}
-    | {"dependentRequired", "dependentSchemas", "maxContains", "minContains"}
-    | {"unevaluatedItems", "unevaluatedProperties"}
-)
+NEWER_THAN_DRAFT_07 = {"$anchor", "$defs", "$dynamicRef", "prefixItems", "dependentRequired", "dependentSchemas"} | {
+    *("maxContains", "minContains", "unevaluatedItems", "unevaluatedProperties")
+}
 needs_parser = pytest.mark.skipif(
     shutil.which("node") is None or not (PACKAGES / "node_modules" / "@asyncapi" / "parser").is_dir(),
     reason="no @asyncapi/parser in examples; run: npm ci",

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.local.server import RedisServer
@@ -26,13 +25,13 @@ from stream.messages.verification import Verification
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.markers import each_released
 from stream.protocol.publishing import KafkaPublisher, make_producer
-from stream.protocol.release_protocol import STEPS, ReleaseProtocol, signer_of, statistics_of
+from stream.protocol.release_protocol import STEPS, ReleaseProtocol, signer_of
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.release_store import ReleaseStore
 from stream.windows import utc_text
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows
-from tests.support.closing import Stopped
+from tests.support.closing import close_until, protocol_of
 from tests.support.releasing import verified
 
 SLOTS = [SLOT + 3600 * hour for hour in range(4)]
@@ -53,22 +52,22 @@ class Released:
 
     def protocol(self, config: Config | None = None, **hooks: Any) -> ReleaseProtocol:
         chosen = config or self.config
-        rows = MemoryRows(split_by_slot(ROWS, chosen))
-        return ReleaseProtocol(
-            statistics_of(chosen),
-            self.redis,
-            rows,
-            Ledger.of(self.redis, chosen),
-            LinePublisher(self.out),
-            Noise(),
-            signer_of(chosen),
-            **hooks,
-        )
+        rows, signer = MemoryRows(split_by_slot(ROWS, chosen)), signer_of(chosen)
+        return protocol_of(self.redis, chosen, LinePublisher(self.out), rows, signer=signer, **hooks)
 
     async def close(self, *slots: int, config: Config | None = None) -> None:
         await Ledger.of(self.redis, self.config).start_generation(birth=0)
         for slot in slots:
             await self.protocol(config).close(slot)
+
+    async def give_up(self) -> None:
+        """As an operator who lost the key: the windows to come continue the chain without its endorsement."""
+        store = ReleaseStore.of(self.redis, self.config)
+        stored = (await store.carried()).link
+        last = decode_link(stored)
+        assert last is not None
+        assert not await store.replace_link(b"another", b"{}")
+        assert await store.replace_link(stored, encode_link(last.unsigned()))
 
     @property
     def lines(self) -> list[str]:
@@ -168,13 +167,6 @@ def test_what_was_done_to_the_file_is_found(deed, honest):
     assert kinds(done(lines), trusted=[key]) == expected
 
 
-def test_a_shortened_file_is_found_by_whoever_holds_a_later_marker(honest):
-    lines, key = honest
-    last = verified(lines)["feeds"][0]["last_marker"]
-    for held, found in (([], set()), ([last], {"held"})):
-        assert kinds(without(lines, 3), trusted=[key], held=held) == found
-
-
 def test_of_old_windows_markers_alone_are_enough_and_of_later_ones_not(honest):
     """Topics delete messages by age, and keep close markers for ever."""
     lines, key = honest
@@ -185,16 +177,18 @@ def test_of_old_windows_markers_alone_are_enough_and_of_later_ones_not(honest):
     assert kinds(lines[: second + 1] + lines[third:], trusted=[key]) == {"messages"}
 
 
-async def test_windows_drawn_anew_with_the_same_key_are_found_by_whoever_holds_an_earlier_marker(
+async def test_a_shortened_file_and_windows_drawn_anew_with_the_same_key_are_found_by_whoever_holds_a_marker(
     honest, redis, tmp_path
 ):
     """An operator who has the key can make a whole new chain; only a marker that somebody kept tells them apart."""
+    kept = verified(honest[0])["feeds"][0]["last_marker"]
+    for held, found in (([], set()), ([kept], {"held"})):
+        assert kinds(without(honest[0], 3), trusted=[honest[1]], held=held) == found
     config = signing(tmp_path)
     again = Released(redis, config)
     await again.close(*SLOTS)
     key = load_public(tmp_path / "signing.key.pub")
     assert kinds(again.lines, trusted=[key]) == set()
-    kept = verified(honest[0])["feeds"][0]["last_marker"]
     assert kinds(again.lines, trusted=[key], held=[kept]) == {"held"}
     assert "twice" in kinds([*honest[0], *again.lines])
 
@@ -231,13 +225,7 @@ async def test_a_crash_after_any_step_and_a_rival_leave_one_chain(step, redis, t
     """The worker stops after ``step`` of the second window, and another one closes it and the next."""
     released = Released(redis, signing(tmp_path))
     await released.close(SLOTS[0])
-
-    def stop(reached: str) -> None:
-        if reached == step:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        await released.protocol(after_step=stop).close(SLOTS[1])
+    await close_until(released.protocol(), SLOTS[1], step)
     await released.close(*SLOTS[1:])
     report = verified(released.lines, trusted=[load_public(tmp_path / "signing.key.pub")])
     assert report["sound"], report["problems"]
@@ -248,17 +236,15 @@ async def test_a_link_that_changes_between_draw_and_commit_is_followed_with_the_
     """An operator gives up a lost key just then."""
     released, redraws = Released(redis, signing(tmp_path)), list[int]()
     await released.close(SLOTS[0])
-    store = ReleaseStore.of(redis, released.config)
 
-    async def given_up(step: str) -> None:
-        stored = (await store.carried()).link
-        if step == "draw" and (last := decode_link(stored)) is not None:
-            assert await store.replace_link(stored, encode_link(last.unsigned()))
+    async def at_draw(step: str) -> None:
+        if step == "draw":
+            await released.give_up()
 
     other = signing(tmp_path)
-    await released.protocol(other, after_step=given_up, on_redraw=lambda: redraws.append(1)).close(SLOTS[1])
+    await released.protocol(other, after_step=at_draw, on_redraw=lambda: redraws.append(1)).close(SLOTS[1])
     assert not redraws
-    assert {problem["kind"] for problem in verified(released.lines)["problems"]} == {"signature"}, "the break alone"
+    assert kinds(released.lines) == {"signature"}, "the break alone"
 
 
 async def test_the_topics_are_verified_as_a_file_is(kafka, redis, tmp_path, topic_name):
@@ -305,12 +291,7 @@ def test_the_command_prints_what_holds_and_fails_where_something_does_not(honest
 async def test_after_a_lost_key_readers_see_the_break_and_the_chain_goes_on(redis, tmp_path):
     released = Released(redis, signing(tmp_path))
     await released.close(*SLOTS[:2])
-    store = ReleaseStore.of(redis, released.config)
-    stored = (await store.carried()).link
-    last = decode_link(stored)
-    assert last is not None
-    assert not await store.replace_link(b"another", b"{}")
-    assert await store.replace_link(stored, encode_link(last.unsigned()))
+    await released.give_up()
     await released.close(*SLOTS[2:], config=signing(tmp_path))
     assert [problem["text"] for problem in verified(released.lines)["problems"]] == [
         f"window {utc_text(SLOTS[2])} (number 3) is signed by another key than the one before, which did not endorse it"

@@ -14,7 +14,6 @@ from typing import Any
 import h3.api.numpy_int as h3
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,10 +111,11 @@ def with_position(position: Any) -> dict[str, Any]:
     return polygon([RING[0], position, *RING[1:]])
 
 
-def read(tmp_path: Path, shape: Any) -> Any:
+def read(tmp_path: Path, shape: Any, box: BoundingBox = AUSTIN) -> Any:
+    """``shape``: what the file says, or text that is no JSON."""
     file = tmp_path / "area.geojson"
-    file.write_text(json.dumps(shape))
-    return read_area(file, AUSTIN)
+    file.write_text(shape if isinstance(shape, str) else json.dumps(shape))
+    return read_area(file, box)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,9 @@ def test_what_is_no_area_of_this_feed_is_refused_with_its_place_and_a_remedy(tmp
 
 
 def test_swapped_coordinates_are_recognised(tmp_path):
-    file = tmp_path / "oslo.geojson"
-    file.write_text(json.dumps(polygon([[59.9, 10.7], [59.95, 10.7], [59.95, 10.8], [59.9, 10.7]])))
+    oslo = polygon([[59.9, 10.7], [59.95, 10.7], [59.95, 10.8], [59.9, 10.7]])
     with pytest.raises(ConfigError, match="write longitude first: all would be inside"):
-        read_area(file, BoundingBox(south=59.8, west=10.5, north=60.0, east=11.0))
+        read(tmp_path, oslo, BoundingBox(south=59.8, west=10.5, north=60.0, east=11.0))
 
 
 def test_areas_of_every_form_are_read(tmp_path):
@@ -189,13 +188,10 @@ def test_no_coordinates_end_in_anything_but_an_area_or_a_refusal(tmp_path_factor
     "text", ["nonsense", "[" * 100_000, "\x00", '{"type": "Polygon", "coordinates": [[[1' + "0" * 5000]
 )
 def test_a_file_that_is_no_json_is_refused(tmp_path, text):
-    file = tmp_path / "area.geojson"
-    file.write_text(text)
     with pytest.raises(ConfigError, match="GeoJSON"):
-        read_area(file, AUSTIN)
+        read(tmp_path, text)
 
 
-FloatArray = npt.NDArray[np.float64]
 HOURS, VEHICLES, ROUTES = 8, 250, 25
 """A small city: every vehicle crosses a few of so many cells, of some 300 that are listed, in every hour."""
 SPEED, LEANS = 12.0, 5.0
@@ -214,16 +210,13 @@ def city(hour: int) -> np.ndarray:
     return rows
 
 
-def smoothed(
-    config: Config, seed: int, hour: int, memory: Memory | None
-) -> tuple[dict[str, Derived], Memory | None, FloatArray]:
-    """What one hour's releases are smoothed to, with noise of a tape, the memory after it, and errors of visited cells'
-    means."""
+def smoothed(config: Config, seed: int, hour: int, memory: Memory | None) -> tuple[Derived, Memory | None, np.ndarray]:
+    """What one hour's means are smoothed to, with noise of a tape, the memory after it, and errors of visited cells."""
     plan, contributions = planned(config, city(hour), slot=SLOT + 3600 * hour)
     columns = draw(plan, contributions, Noise(np.random.default_rng([seed, hour]).bytes))
     derived, after = post_process(plan, cell_bodies(plan, contributions, columns), memory)
     at = np.searchsorted(plan.cells, contributions.counts.cells)
-    return derived, after, derived["mean"].value[at] - SPEED
+    return derived["mean"], after, derived["mean"].value[at] - SPEED
 
 
 def bias(config: Config, seed: int) -> float:
@@ -250,5 +243,5 @@ def test_the_smoothed_mean_of_a_city_with_a_weak_signal_is_near_the_truth(weak):
 def test_counts_of_users_are_used_after_an_hour_and_not_after_more_than_a_day(weak, gap, used):
     _, memory, _ = smoothed(weak, 0, 0, None)
     forgotten = msgspec.structs.replace(memory, counted=b"", counted_sums=(0.0, 0.0, 0.0))
-    with_counts, without = (smoothed(weak, 0, gap, before)[0]["mean"].value for before in (memory, forgotten))
+    with_counts, without = (smoothed(weak, 0, gap, before)[0].value for before in (memory, forgotten))
     assert np.array_equal(with_counts, without) != used

@@ -17,33 +17,21 @@ from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain
 from dpcore.spatial.euler import Euler
 from dpcore.spatial.mechanism import noisy_counts
-from dpcore.spatial.regions import Footprints
 from stream.config import Config
 from stream.config.loading import ConfigError
-from stream.config.public_cells import public_cells
 from stream.config.section import BoundingBox
 from stream.evaluation.histograms import evaluate_histograms
-from stream.ingestion.decoding import Decoder
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.protocol.release_protocol import statistics_of
 from stream.statistics.histograms.fixes import Fixes, fixes_of
-from stream.statistics.histograms.histograms import (
-    contributing,
-    draw_histograms,
-    histogram_body,
-    region_domain,
-    regions_of,
-)
-from stream.statistics.plan import Allowance, Due, Plan, PlanError
-from stream.statistics.window_release import plan_window
-from stream.statistics.window_rows import WindowRows
+from stream.statistics.histograms.histograms import contributing, draw_histograms, histogram_body, region_domain
+from stream.statistics.plan import Plan, PlanError
 from stream.storage.row_store import ROW
 from stream.terms import Terms
 from tests.support.builders import SLOT, located_rows, with_histograms
-from tests.support.releasing import due_of
+from tests.support.releasing import components_of, plan_of, planned_with_fixes
 from tests.support.schemas import validate
 
-GENERATION = "11111111-1111-4111-8111-111111111111"
 CELLS = 24
 SOUTH, WEST, HEIGHT, WIDTH = 30.1, -97.9, 0.5 / CELLS, 0.4 / CELLS
 """The south-west corner of the box of the tests, and the sides of its cells of regions in degrees: 2.3 and 1.6 km."""
@@ -75,20 +63,15 @@ def around(x: float, y: float, reach: float = 0.2) -> list[Corner]:
 
 def planned(config: Config, rows: np.ndarray, broke: Sequence[int] = ()) -> tuple[Plan, Fixes]:
     """``broke``: users whose budget pays for nothing."""
-    due = due_of(config)
-    read = WindowRows.of(rows, due.terms.reading)
-    left = np.where(np.isin(read.counts.users, broke), 0, config.privacy.ledger_budget)
-    allowance = Allowance(left, config.privacy.ledger_budget)
-    return plan_window(read, due, allowance, public_cells(config)), read.fixes
+    left = np.where(np.isin(np.unique(rows["user"]), broke), 0, config.privacy.ledger_budget)
+    plan, _, fixes = planned_with_fixes(config, rows, left)
+    return plan, fixes
 
 
 def components(config: Config, rows: np.ndarray, broke: Sequence[int] = ()) -> np.ndarray:
     """The counts before noise of the users who pay."""
     plan, fixes = planned(config, rows, broke)
-    domain = region_domain(plan.terms.histogram)
-    return Footprints.of(
-        regions_of(plan.terms.histogram, contributing(plan, fixes)), domain, plan.terms.histogram.regions.diameter_m
-    ).total()
+    return components_of(plan, contributing(plan, fixes))
 
 
 def city(seed: int) -> np.ndarray:
@@ -220,46 +203,15 @@ def test_the_message_says_what_is_counted_and_is_valid(tmp_path):
 def test_rows_are_read_as_the_plan_says_and_other_corners_than_planned_are_refused(tmp_path):
     """The plan of a worker with declared regions is drawn by one whose configuration computes them from fixes."""
     config, plain = declaring(tmp_path), with_histograms("participation", tmp_path, ["euler"])
-    window = config.slotting.window(SLOT)
     rows = np.concatenate([declared(1, 0, around(2, 2)), declared(2, 3, around(5, 5))])
     here, there = statistics_of(config), statistics_of(plain)
-    arranged = here.arrange(rows, window)
-    left = np.full(2, config.privacy.ledger_budget)
-    plan = here.plan(arranged, Due(here.terms, window, GENERATION), Allowance(left, 10**9))
-    drawn = there.draw(plan, there.arrange(rows, window), Noise())
+    plan, _ = plan_of(here, rows)
+    drawn = there.draw(plan, there.arrange(rows, plan.window), Noise())
     assert [one.regions.regions_per_user for one in drawn.histograms] == [2]
     moved = rows.copy()
     moved["lat"][2] += 1
     with pytest.raises(PlanError, match="changed after they were planned"):
-        here.draw(plan, here.arrange(moved, window), Noise())
-
-
-def message(region: object, **changes: object) -> bytes:
-    event = {"user": "rider-1", "time": (SLOT + 60) * 1000, "speed": 0, "region": region} | changes
-    return json.dumps(event).encode()
-
-
-def test_an_event_with_a_region_is_one_event_for_each_corner_under_participation_too(tmp_path):
-    config, arrived = declaring(tmp_path), (SLOT + 120) * 1_000_000
-    decoder = Decoder(config, b"k" * 32)
-    corners = [{"lat": SOUTH + 0.1 * k, "lng": WEST + 0.1} for k in (1, 2, 3)]
-    batch = decoder.decode([message(corners)], arrived)
-    assert batch.rows["lat"].tolist() == [round(corner["lat"] * 1e7) for corner in corners]
-    assert (len(set(batch.rows["user"].tolist())), set(batch.rows["time"].tolist())) == (1, {(SLOT + 60) * 1_000_000})
-    assert batch.index.tolist() == [0, 0, 0]
-    point = json.dumps({"user": "rider-1", "time": (SLOT + 60) * 1000, "speed": 0} | corners[0]).encode()
-    mixed = decoder.decode([point, message([*corners, {"lat": 10.0, "lng": WEST}]), point], arrived)
-    assert mixed.index.tolist() == [0, 1, 1, 1, 2]
-    assert (mixed.refused.tolist(), mixed.element.tolist()) == ([1], [3]), (
-        "a corner outside the domain is refused alone"
-    )
-
-
-def test_a_feed_without_declared_regions_refuses_them_and_so_do_sources_that_need_one_event_each(tmp_path):
-    plain, ours = with_histograms("participation", tmp_path, ["euler"]), declaring(tmp_path)
-    for decoder in (Decoder(plain, b"k" * 32), Decoder(ours, b"k" * 32, arrays=False)):
-        batch = decoder.decode([message([{"lat": SOUTH + 0.1, "lng": WEST + 0.1}])], (SLOT + 120) * 1_000_000)
-        assert batch.refused.tolist() == [0]
+        here.draw(plan, here.arrange(moved, plan.window), Noise())
 
 
 def test_an_evaluation_counts_declared_regions(tmp_path):

@@ -3,6 +3,7 @@ from published means and variances alone, marked as modelled, without an interva
 of it is what is released of speeds, moved by the lower bound and in its unit."""
 
 import json
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,67 +28,61 @@ from tests.support.schemas import validate
 from tests.support.tapes import tape
 
 Bodies = list[dict[str, Any]]
+NAMES = ["p15", "p50", "p85"]
 
 
-def bodies_of(config: Any, seed: int = 9) -> tuple[Any, Bodies]:
+def bodies_of(config: Any, seed: int = 9, n: int = 400) -> tuple[Any, Bodies]:
     """The plan of a window, and its messages under one tape of entropy, marker last."""
-    plan, contributions = planned(config, random_rows(seed, 400))
+    plan, contributions = planned(config, random_rows(seed, n))
     messages = build_messages(plan, contributions, Noise(tape(3)), None)[0]
+    for message in messages:
+        validate(message.topic, json.loads(message.value))
     return plan, [json.loads(message.value) for message in messages]
 
 
-@pytest.mark.parametrize("relation", ["values", "participation"])
-def test_a_distribution_is_published_beside_percentiles_and_by_itself_in_one_form(tmp_path, relation):
-    build = bus_config if relation == "values" else riders
+@pytest.mark.parametrize("build", [bus_config, riders])
+def test_a_distribution_is_published_beside_percentiles_and_by_itself_in_one_form(tmp_path, build):
+    _, (*cells, _) = bodies_of(build(tmp_path, **{"speed.statistics": ["mean"]}))
+    assert not any("cdf" in body for body in cells), "means alone have none"
     for statistics in (["p50"], ["mean", "p15", "p50", "p85"], ["cdf"], ["cdf", "mean"]):
         _, (*cells, _) = bodies_of(build(tmp_path, **{"speed.statistics": statistics}))
         for body in cells:
-            validate(HEXAGON_SPEED, body)
             assert validator(HEXAGON_SPEED).is_valid(body)
             cdf = body["cdf"]
             assert len({len(cdf[name]) for name in ("at", "value", "raw", "scale", "low", "high")}) == 1
             assert (len(cdf["at"]), cdf["at"][-1], cdf["value"][-1]) == (32, 65.0, 1.0)
             for name in ("at", "value", "low", "high"):
                 assert cdf[name] == sorted(cdf[name])
-            assert all(
-                low <= value <= high for low, value, high in zip(cdf["low"], cdf["value"], cdf["high"], strict=True)
-            )
+            ends = zip(cdf["low"], cdf["value"], cdf["high"], strict=True)
+            assert all(low <= value <= high for low, value, high in ends)
             assert set(statistics) <= set(body)
 
 
-@pytest.mark.parametrize("rows", [random_rows(9, 400), random_rows(9, 0)], ids=["rows", "nobody"])
+@pytest.mark.parametrize("n", [400, 0])
 @pytest.mark.parametrize(("upper", "asked", "bins"), [(0.3, 32, 31), (0.3, 31, 31), (0.01, 4096, 2), (1.0, 4096, 101)])
-@pytest.mark.parametrize("relation", ["values", "participation"])
+@pytest.mark.parametrize("build", [bus_config, riders])
 def test_more_bins_than_speeds_are_as_many_as_there_are_speeds_in_everything_that_is_released(
-    tmp_path, relation, upper, asked, bins, rows
+    tmp_path, build, upper, asked, bins, n
 ):
     """Speeds are multiples of 0.01 km/h, so that 0 … 0.3 km/h are 31."""
     settings = {"value.upper": upper, "speed.cdf_bins": asked, "speed.statistics": ["mean", "p50", "cdf"]}
-    if relation == "participation":
+    if build is riders:
         settings |= {"speed.clipping": "none", "speed.post_processing": [], "value.typical": upper / 2}
-    config = (bus_config if relation == "values" else riders)(tmp_path, **settings)
-    plan, contributions = planned(config, rows)
-    *cells, marker = build_messages(plan, contributions, Noise(tape(3)), None)[0]
-    assert "cut_short" not in json.loads(marker.value)
-    assert len(cells) == (len(public_cells(config)) if relation == "participation" else contributions.counts.n_cells)
-    for body in (json.loads(message.value) for message in cells):
-        validate(HEXAGON_SPEED, body)
+    config = build(tmp_path, **settings)
+    plan, (*cells, marker) = bodies_of(config, n=n)
+    assert "cut_short" not in marker
+    assert len(cells) == len(public_cells(config) if build is riders else plan.cells)
+    for body in cells:
         assert {len(body["cdf"][name]) for name in ("at", "value", "raw", "scale", "low", "high")} == {bins}
         assert body["cdf"]["at"] == [k / 100 for k in range(bins)]
         assert 0 <= body["p50"]["value"] <= upper
 
 
-def test_means_alone_have_no_distribution(tmp_path):
-    _, (*cells, _) = bodies_of(bus_config(tmp_path))
-    assert not any("cdf" in body for body in cells)
-
-
 @pytest.mark.parametrize(
-    ("relation", "mechanism"), [("values", "allocated"), ("values", "levy"), ("participation", "allocated")]
+    ("build", "mechanism"), [(bus_config, "allocated"), (bus_config, "levy"), (riders, "allocated")]
 )
-def test_asking_for_the_distribution_too_changes_neither_a_charge_nor_a_scale_nor_a_draw(tmp_path, relation, mechanism):
+def test_asking_for_the_distribution_too_changes_neither_a_charge_nor_a_scale_nor_a_draw(tmp_path, build, mechanism):
     """The same bytes of entropy give the same percentiles: nothing further is drawn, and nothing further is read."""
-    build = bus_config if relation == "values" else riders
     chosen = {"speed.mean_mechanism": mechanism}
     (plan, bodies), (more, others) = (
         bodies_of(build(tmp_path, **chosen, **{"speed.statistics": statistics}))
@@ -99,12 +94,10 @@ def test_asking_for_the_distribution_too_changes_neither_a_charge_nor_a_scale_no
 
 
 def test_a_percentile_lies_where_the_distribution_crosses_its_share(tmp_path):
-    _, (*cells, _) = bodies_of(
-        bus_config(tmp_path, **{"speed.statistics": ["p15", "p50", "p85"], "privacy.epsilon": 8.0})
-    )
+    _, (*cells, _) = bodies_of(bus_config(tmp_path, **{"speed.statistics": NAMES, "privacy.epsilon": 8.0}))
     for body in cells:
         at = [0.0, *body["cdf"]["at"]]
-        for name, share in (("p15", 0.15), ("p50", 0.5), ("p85", 0.85)):
+        for name, share in zip(NAMES, (0.15, 0.5, 0.85), strict=True):
             k = int(np.searchsorted(body["cdf"]["value"], share - 1e-5))
             assert at[k] - 0.01 <= body[name]["value"] <= at[k + 1] + 0.01
 
@@ -136,13 +129,12 @@ def refuse(*_: Any) -> Any:
     raise AssertionError("shares of distributions that are left out are not computed")
 
 
-@pytest.mark.parametrize("relation", ["values", "participation"])
+@pytest.mark.parametrize("build", [bus_config, riders])
 def test_percentiles_alone_are_released_where_their_distributions_are_too_many_which_are_not_computed(
-    tmp_path, monkeypatch, relation
+    tmp_path, monkeypatch, build
 ):
     monkeypatch.setattr(columns, "MAX_NUMBERS", 1)
     monkeypatch.setattr(CDFs, "shares", refuse)
-    build = bus_config if relation == "values" else riders
     _, (*cells, marker) = bodies_of(build(tmp_path, **{"speed.statistics": ["p50"]}))
     assert all("p50" in body and "cdf" not in body for body in cells)
     assert marker["cut_short"] == ["cdf"]
@@ -158,87 +150,52 @@ def test_nobody_pays_for_distributions_that_public_counts_leave_out(tmp_path, mo
     assert plan.charges.tolist() == (means.charges.tolist() if others else [0] * len(plan.charges))
     if others:
         assert plan.scales.numerator.tolist() == means.scales.numerator.tolist()
-    for body in cells:
-        assert validator(HEXAGON_SPEED).is_valid(body)
 
 
 MODELLED = {"speed.post_processing": ["clipped-normal"], "speed.statistics": ["mean", "variance"]}
-NAMES = ["p15", "p50", "p85"]
 UPPER = 65.0
 
 
-def messages_of(config: Config, seed: int = 1) -> list[dict[str, Any]]:
+def messages_of(config: Config) -> Bodies:
     """The hexagon messages of one window."""
-    plan, contributions = planned(config, random_rows(seed, 300))
-    messages, _ = build_messages(plan, contributions, Noise(np.random.default_rng(seed).bytes), None)
-    for message in messages:
-        validate(message.topic, json.loads(message.value))
-    return [json.loads(message.value) for message in messages[:-1]]
+    return bodies_of(config, 1, 300)[1][:-1]
 
 
 def body(mean: float, variance: float, scale: float, **fields: Any) -> dict[str, Any]:
     return {"mean": {"value": mean}, "variance": {"raw": variance, "scale": scale}} | fields
 
 
-@pytest.mark.parametrize("build", [bus_config, riders, zcdp_config])
-def test_published_cells_have_modelled_percentiles_without_intervals(tmp_path, build):
-    bodies = messages_of(build(tmp_path, **MODELLED))
-    for each in bodies:
-        assert "p50" not in each
-        if each["status"] == "suppressed":
-            assert "post_processed" not in each
-            continue
-        modelled = each["post_processed"]
-        assert list(modelled) == NAMES
+@pytest.mark.parametrize(("build", "kinds"), [*product([bus_config, riders, zcdp_config], [[], ["kalman"]])])
+def test_published_cells_have_modelled_percentiles_without_intervals_that_every_reader_computes(tmp_path, build, kinds):
+    """The modelled mean counts, else the released one; means in messages are rounded to 0.001 km/h."""
+    config = build(tmp_path, **MODELLED | {"speed.post_processing": [*kinds, "clipped-normal"]})
+    bodies = messages_of(config)
+    published = [each for each in bodies if each["status"] == "published"]
+    assert published
+    assert not any("p50" in each for each in bodies)
+    assert not any("post_processed" in each for each in bodies if each not in published)
+    smoothed = [each["post_processed"].pop("mean")["value"] for each in published if kinds]
+    again = modelled_percentiles(published, {"mean": Derived("any", np.array(smoothed))} if kinds else {}, UPPER)
+    for g, each in enumerate(published):
+        modelled = {name: each["post_processed"].pop(name) for name in NAMES}
+        assert kinds or not each["post_processed"]
         values = [modelled[name].pop("value") for name in NAMES]
         assert all(modelled[name] == {"method": "clipped-normal", "unit": "km/h"} for name in NAMES)
         assert values == sorted(values)
         assert min(values) >= 0
-    assert any(each["status"] == "published" for each in bodies)
+        assert values == pytest.approx([again[name].value[g] for name in NAMES], abs=0.06)
 
 
 @pytest.mark.parametrize("build", [bus_config, riders, zcdp_config])
 def test_nothing_else_changes_when_percentiles_are_modelled(tmp_path, build):
-    kinds = ["kalman"]
-    settings = {"speed.statistics": ["mean", "variance"]}
-    with_model = messages_of(build(tmp_path, **settings, **{"speed.post_processing": [*kinds, "clipped-normal"]}))
-    without = messages_of(build(tmp_path, **settings, **{"speed.post_processing": kinds}))
+    with_model, without = (
+        messages_of(build(tmp_path, **MODELLED | {"speed.post_processing": kinds}))
+        for kinds in (["kalman", "clipped-normal"], ["kalman"])
+    )
     for each in with_model:
         if each["status"] == "published":
             assert [each["post_processed"].pop(name)["method"] for name in NAMES] == ["clipped-normal"] * 3
     assert with_model == without
-
-
-def released_alone(bodies: list[dict[str, Any]], upper: float, leading: str | None) -> list[dict[str, float]]:
-    """The percentiles that a reader of the messages computes."""
-    published = [each for each in bodies if each["status"] == "published"]
-    means = {}
-    if leading is not None:
-        means[leading] = Derived("any", np.array([each["post_processed"][leading]["value"] for each in published]))
-    columns = modelled_percentiles(published, means, upper)
-    return [{name: float(columns[name].value[g]) for name in NAMES} for g in range(len(published))]
-
-
-@pytest.mark.parametrize(
-    ("build", "kinds", "leading"),
-    [
-        (bus_config, [], None),
-        (bus_config, ["kalman"], "mean"),
-        (riders, [], None),
-        (riders, ["kalman"], "mean"),
-        (zcdp_config, ["kalman"], "mean"),
-    ],
-)
-def test_every_reader_computes_the_same_percentiles_from_the_messages(tmp_path, build, kinds, leading):
-    """The modelled mean counts, else the released one; means in messages are rounded to 0.001 km/h."""
-    settings = MODELLED | {"speed.post_processing": [*kinds, "clipped-normal"]}
-    config = build(tmp_path, **settings)
-    bodies = messages_of(config)
-    published = [each for each in bodies if each["status"] == "published"]
-    again = released_alone(bodies, config.value.upper, leading)
-    for each, values in zip(published, again, strict=True):
-        for name in NAMES:
-            assert each["post_processed"][name]["value"] == pytest.approx(values[name], abs=0.06)
 
 
 def test_noise_of_a_cell_counts_by_the_law_that_its_message_names():
@@ -275,9 +232,12 @@ def test_a_model_without_its_moments_is_refused_with_the_remedy(tmp_path, build,
 
 
 LOWER = -300.0
-SPEEDS = {"feed.format": "declared", "speed.sum_cap": 0.0, "hexagons.merge_until": None}
+SPEEDS = {"feed.format": "declared", "speed.sum_cap": 0.0, "hexagons.merge_until": None} | {
+    f"feed.quality.{rule}": never for rule, never in (("teleport_km_h", 0), ("fastest_km_h", 0), ("frozen", "0s"))
+}
 """Overrides of a feed whose value is a speed, without the rules that are for speeds alone."""
 FIELDS = {name: name for name in ("user", "time", "lat", "lng", "value")}
+ALERT = {"name": "a", "false_alarms_per_day": 1}
 DELAY = {"value.name": "delay", "value.unit": "s", "value.lower": LOWER, "value.upper": LOWER + 65.0}
 EVERY = {"speed.statistics": ["mean", "variance", "p50", "cdf"], "speed.post_processing": ["kalman", "clipped-normal"]}
 KINDS: dict[str, Any] = {
@@ -328,18 +288,12 @@ def moved_by(body: Any, lower: float, key: str = "") -> Any:
 def test_a_value_with_another_lower_bound_is_released_as_speeds_are_moved_by_it(tmp_path, kind):
     build, settings = KINDS[kind]
     settings = SPEEDS | settings | {"feed.fields": FIELDS, "value.upper": 65.0, "value.typical": 20.0}
-    settings |= {f"feed.quality.{rule}": 0 for rule in ("teleport_km_h", "fastest_km_h")} | {
-        "feed.quality.frozen": "0s"
-    }
     speeds = windows(build(tmp_path, **settings), 0)
-    upper = LOWER + settings["value.upper"]
-    delays = windows(
-        build(tmp_path, **settings | DELAY | {"value.upper": upper, "value.typical": LOWER + 20.0}), round(LOWER * 100)
-    )
+    delays = windows(build(tmp_path, **settings | DELAY | {"value.typical": LOWER + 20.0}), round(LOWER * 100))
     for one, other in zip(speeds, delays, strict=True):
         if "cell" not in one:
             assert other["value"] == "delay"
-            assert other["clipping"] == {"lower": LOWER, "upper": upper, "unit": "s"}
+            assert other["clipping"] == {"lower": LOWER, "upper": LOWER + 65.0, "unit": "s"}
             continue
         cdf = one.pop("cdf", None)
         if cdf is not None:
@@ -361,11 +315,8 @@ def test_a_value_with_another_lower_bound_is_released_as_speeds_are_moved_by_it(
         ({"value.typical": -301.0}, "typical -301 is not between"),
         ({"value.unit": "m s"}, "value.unit"),
         ({"value.name": "speed"}, "'speed' is in km/h, from lower 0"),
-        ({"public.alerts": [{"name": "a", "below": -400.0, "false_alarms_per_day": 1}]}, "is not between value.lower"),
-        (
-            {"public.alerts": [{"name": "a", "slower_percent": 9.0, "false_alarms_per_day": 1}]},
-            "only a speed is slower",
-        ),
+        ({"public.alerts": [ALERT | {"below": -400.0}]}, "is not between value.lower"),
+        ({"public.alerts": [ALERT | {"slower_percent": 9.0}]}, "only a speed is slower"),
     ],
 )
 def test_rules_that_argue_with_distance_and_bounds_that_make_no_range_are_refused(tmp_path, changes, says):

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from bench.recordings import path_of_day, recordings
 from dpcore.accounting import rho_of_pure
@@ -19,7 +18,6 @@ from dpcore.contributions import Counts
 from dpcore.noise import Noise
 from dpcore.spatial import Rectangles, histogram_from_release
 from dpcore.spatial.regions import Footprints
-from stream.cli import app
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest
 from stream.statistics import window_release
@@ -29,7 +27,6 @@ from stream.statistics.histograms.histograms import (
     draw_histograms,
     exact_counts,
     region_domain,
-    regions_of,
 )
 from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.values.cell_statistics import worst_biases
@@ -38,18 +35,19 @@ from stream.statistics.values.plan import plan_values
 from tests.dpcore.spatial.mechanisms import assert_alike
 from tests.support import hourly, releasing
 from tests.support.builders import EVERY_MECHANISM, SLOT, bus_config, located_rows, random_rows, with_histograms
+from tests.support.command import run
 from tests.support.nightly import nightly_but
-from tests.support.releasing import bodies_of, build_messages, planned, planned_with_fixes, released
+from tests.support.releasing import (
+    bodies_of,
+    build_messages,
+    components_of,
+    planned,
+    planned_with_fixes,
+    released,
+)
 from tests.support.schemas import validate
 
 RELATIONS = ["values", "participation"]
-
-
-def exact_components(plan: Plan, fixes: Fixes) -> np.ndarray:
-    domain = region_domain(plan.terms.histogram)
-    return Footprints.of(
-        regions_of(plan.terms.histogram, fixes), domain, plan.terms.histogram.regions.diameter_m
-    ).total()
 
 
 def region_sensitivity(plan: Plan) -> int:
@@ -73,7 +71,7 @@ def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contrib
             spent[user] = spent.get(user, 0) + charge
             assert spent[user] <= config.privacy.ledger_budget
         mine = who(plan, fixes)
-        releases.append((exact_counts(plan.terms.histogram, mine), exact_components(plan, mine)))
+        releases.append((exact_counts(plan.terms.histogram, mine), components_of(plan, mine)))
     return releases
 
 
@@ -139,36 +137,24 @@ def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(tmp_path,
     assert any(moves_too_much(config, day(seed)) for seed in range(6))
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
-def test_a_charge_holds_the_histograms_budget_to_the_micro_epsilon(tmp_path, relation):
-    config = with_histograms(relation, tmp_path, ["htf", "sparse", "ug"], **{"histogram.epsilon": 1.0000005})
+@pytest.mark.parametrize(
+    ("relation", "epsilon", "parts"),
+    [
+        *((relation, 1.0000005, [333_334, 333_333, 333_333]) for relation in RELATIONS),
+        ("zcdp", 0.1, [rho_of_pure(micro) for micro in (33_334, 33_333, 33_333)]),
+    ],
+)
+def test_a_charge_holds_the_histograms_budget_to_the_smallest_unit(tmp_path, relation, epsilon, parts):
+    """Under zCDP each histogram costs half of its ε squared, rounded up."""
+    config = with_histograms(relation, tmp_path, ["htf", "sparse", "ug"], **{"histogram.epsilon": epsilon})
     rows = located_rows(3, 300)
     plan, contributions, fixes = planned_with_fixes(config, rows)
-    alone, _ = plan_alone(config, rows)
-    assert plan.terms.histogram.epsilons == (333_334, 333_333, 333_333)
-    assert sum(plan.terms.histogram.epsilons) == plan.terms.histogram.cost == 1_000_000
+    alone, _ = planned(config.model_copy(update={"histogram": None}), rows)
+    assert plan.terms.histogram.cost == config.histogram_grant == sum(parts)
+    assert relation == "zcdp" or list(plan.terms.histogram.epsilons) == parts
     seen = np.isin(contributions.counts.users, fixes.users)
-    without = np.full(len(seen), config.privacy.epsilon_micro) if relation == "values" else alone
-    assert np.array_equal(plan.charges, without + np.where(seen, 1_000_000, 0))
-
-
-def plan_alone(config: Config, rows: np.ndarray) -> tuple[np.ndarray, Plan]:
-    """Charges and plan of the same window without histograms."""
-    alone = config.model_copy(update={"histogram": None})
-    plan, _ = planned(alone, rows)
-    return plan.charges, plan
-
-
-def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp_path):
-    names = ["htf", "sparse", "ug"]
-    config = with_histograms("zcdp", tmp_path, names, **{"histogram.epsilon": 0.1})
-    rows = located_rows(4, 300)
-    plan, contributions, fixes = planned_with_fixes(config, rows)
-    alone, _ = plan_alone(config, rows)
-    parts = [rho_of_pure(micro) for micro in (33_334, 33_333, 33_333)]
-    assert plan.terms.histogram.cost == sum(parts) == config.histogram_grant
-    seen = np.isin(contributions.counts.users, fixes.users)
-    assert np.array_equal(plan.charges, alone + np.where(seen, sum(parts), 0))
+    without = np.full(len(seen), config.privacy.epsilon_micro) if relation == "values" else alone.charges
+    assert np.array_equal(plan.charges, without + np.where(seen, sum(parts), 0))
 
 
 @pytest.mark.parametrize(
@@ -272,12 +258,10 @@ def test_users_alike_have_the_error_that_check_states(tmp_path):
 @pytest.mark.skipif(not (recordings() / path_of_day("2017-03-21")).exists(), reason="needs the recording of 2017-03-21")
 @pytest.mark.nightly
 def test_a_replay_of_a_recorded_day_shows_windows_in_which_chop_user_was_used(tmp_path):
-    file = tmp_path / "hexveil.toml"
+    file, releases = tmp_path / "hexveil.toml", tmp_path / "releases.ndjson"
     file.write_text(hourly.BUS.read_text())
-    releases = tmp_path / "releases.ndjson"
-    arguments = ["replay", str(recordings() / path_of_day("2017-03-21")), "--format", "capmetro"]
-    done = CliRunner().invoke(app, [*arguments, "--offline", "--out", str(releases), "--config", str(file)])
-    assert done.exit_code == 0, done.output
+    day = recordings() / path_of_day("2017-03-21")
+    run("replay", day, "--format", "capmetro", "--offline", "--out", releases, "--config", file)
     markers = [
         line["value"] for line in map(json.loads, releases.read_text().splitlines()) if "window.v1" in line["topic"]
     ]

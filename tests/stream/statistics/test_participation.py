@@ -11,13 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 from scipy import stats
-from typer.testing import CliRunner
 
 from dpcore.contributions import Contributions
 from dpcore.errors import BudgetError, OverflowBoundError
 from dpcore.noise import Noise
 from dpcore.participation import UNIT, weighed
-from stream.cli import app
 from stream.config import Config, ConfigError
 from stream.config.public_cells import public_cells
 from stream.messages.cells import Clipping, cells_of
@@ -33,19 +31,20 @@ from stream.terms import Terms
 from tests.dpcore.silence import Silence
 from tests.support import hourly
 from tests.support.builders import SLOT, random_rows, zcdp_config
+from tests.support.command import run
 from tests.support.nightly import nightly
 from tests.support.participating import SMALL, riders
-from tests.support.releasing import build_messages, draw, planned
+from tests.support.releasing import bodies_of, build_messages, draw, planned
 from tests.support.schemas import validate
 
 WEIGHTS = ("share", "user", "sample")
-STATISTICS = (["mean"], ["mean", "moving_mean", "variance"], ["p50"], ["mean", "variance", "p15", "p50", "p85"])
+EVERY = ["mean", "variance", "p15", "p50", "p85"]
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("epsilon", [0.01, 0.1, 1 / 3, 2.0, 7.77])
 def test_shares_are_whole_micro_epsilon_that_add_up_to_one_full_contribution(tmp_path, weight, epsilon):
-    wanted = {"participation.weight": weight, "privacy.epsilon": epsilon, "speed.statistics": list(STATISTICS[3])}
+    wanted = {"participation.weight": weight, "privacy.epsilon": epsilon, "speed.statistics": EVERY}
     terms = participation_of(Terms.of(riders(tmp_path, **wanted)))
     parts = terms.part_grants
     assert parts.dtype == np.int64
@@ -60,7 +59,7 @@ def test_shares_are_whole_micro_epsilon_that_add_up_to_one_full_contribution(tmp
 
 def test_an_epsilon_too_small_for_its_parts_is_refused(tmp_path):
     for weight, epsilon in (("share", 0.000_001), ("user", 0.000_007), ("sample", 0.000_01)):
-        wanted = {"participation.weight": weight, "privacy.epsilon": epsilon, "speed.statistics": list(STATISTICS[3])}
+        wanted = {"participation.weight": weight, "privacy.epsilon": epsilon, "speed.statistics": EVERY}
         with pytest.raises(BudgetError, match="lower cells_per_user"):
             _ = participation_of(Terms.of(riders(tmp_path, **wanted))).scales
     with pytest.raises(OverflowBoundError, match="larger epsilon"):
@@ -103,14 +102,8 @@ def test_the_statistics_without_noise_are_those_of_the_weighted_samples(tmp_path
     rows = random_rows(6, 240, users=8, places=1)
     rows = np.concatenate([rows[rows["user"] == user][:20] for user in range(1, 9)])
     for weight in WEIGHTS:
-        config = riders(
-            tmp_path,
-            **{
-                "participation.weight": weight,
-                "participation.samples_per_cell": 100,
-                "speed.statistics": list(STATISTICS[3]),
-            },
-        )
+        chosen = {"participation.samples_per_cell": 100, "speed.statistics": EVERY}
+        config = riders(tmp_path, **chosen, **{"participation.weight": weight})
         plan, contributions = planned(config, rows)
         columns = draw(plan, contributions, Silence())
         at = int(np.searchsorted(public_cells(config), rows["cell"][0]))
@@ -123,20 +116,16 @@ def test_the_statistics_without_noise_are_those_of_the_weighted_samples(tmp_path
         assert ("events" in columns) == (weight == "sample")
 
 
-@pytest.mark.parametrize(
-    ("weight", "accounting"),
-    [
-        *((weight, "pure") for weight in WEIGHTS),
-        *(nightly(weight, "zcdp") for weight in WEIGHTS[1:]),
-        (WEIGHTS[0], "zcdp"),
-    ],
-)
+CASES = [(weight, accounting) for accounting in ("pure", "zcdp") for weight in WEIGHTS]
+
+
+@pytest.mark.parametrize(("weight", "accounting"), [*CASES[:4], *(nightly(*case) for case in CASES[4:])])
 def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path, weight, accounting):
     """n = 40 draws of each of 6 visited cells, α = 1e-6 a statistic; coverage of 78 % is refuted with power 0.9997.
 
     So is what intervals of half the width hold of the counts, the planted twin.
     """
-    wanted = {"participation.weight": weight, "speed.statistics": list(STATISTICS[3])}
+    wanted = {"participation.weight": weight, "speed.statistics": EVERY}
     by_rho = accounting == "zcdp"
     config = zcdp_config(tmp_path, 2.0, 4.0, **SMALL, **wanted) if by_rho else riders(tmp_path, **wanted)
     plan, contributions = planned(config, random_rows(3, 600, users=200))
@@ -170,29 +159,25 @@ def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path, weigh
     ],
 )
 def test_check_refuses_everything_driven_by_counts_with_key_and_reason(tmp_path, monkeypatch, key, value, says):
-    arguments = ["check", "--config", str(hourly.RIDERS)]
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, arguments).exit_code == 0
+    run("check", "--config", hourly.RIDERS)
     monkeypatch.setenv(f"HEXVEIL_SPEED__{key.upper()}", value)
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
-    assert f"speed.{key}" in result.output
-    assert says in result.output
+    said = run("check", "--config", hourly.RIDERS, code=2).output
+    assert f"speed.{key}" in said
+    assert says in said
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_check_says_how_far_off_a_count_is(tmp_path, monkeypatch, weight):
     monkeypatch.setenv("HEXVEIL_PARTICIPATION__WEIGHT", weight)
-    arguments = ["check", "--config", str(hourly.RIDERS)]
-    report = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    report = json.loads(run("check", "--config", hourly.RIDERS, "--json").stdout)
     config = riders(tmp_path)
     plan, contributions = planned(config, random_rows(1, 50))
     counted = draw(plan, contributions, Noise())["users" if weight != "sample" else "events"]
     assert report["weight"] == weight
     assert report["count_half_width"] == pytest.approx((counted.high - counted.low)[0] / 2, abs=0.01)
-    assert (
-        f"95 % interval is ± {report['count_half_width']:g} in every cell" in CliRunner().invoke(app, arguments).stdout
-    )
+    said = run("check", "--config", hourly.RIDERS).stdout
+    assert f"95 % interval is ± {report['count_half_width']:g} in every cell" in said
 
 
 def test_an_area_of_too_many_cells_or_none_is_refused_before_it_is_enumerated(tmp_path):
@@ -269,8 +254,7 @@ def release(
     assert after is not None
     for message in messages:
         validate(message.topic, json.loads(message.value))
-    bodies = [json.loads(message.value) for message in messages if message.topic == HEXAGON_SPEED]
-    return plan, contributions, bodies, after
+    return plan, contributions, bodies_of(messages, HEXAGON_SPEED), after
 
 
 def remembered(config: Config) -> Memory:
@@ -371,16 +355,11 @@ def test_readers_that_combine_cells_see_the_mean_of_a_cell_as_it_was_released(tm
     assert mean["interval"] == pytest.approx(body["mean"]["interval"], abs=0.1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"speed.statistics": ["mean", "variance"]}, "do not give the variance of speeds"),
-        ({"speed.post_processing": []}, "only 'kalman' foretells"),
-    ],
-)
-def test_what_residual_clipping_does_not_go_with_is_refused(tmp_path, changes, says):
-    with pytest.raises(ConfigError, match=says):
-        riders(tmp_path, **(RESIDUAL | changes))
+def test_what_residual_clipping_does_not_go_with_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="do not give the variance of speeds"):
+        riders(tmp_path, **RESIDUAL | {"speed.statistics": ["mean", "variance"]})
+    with pytest.raises(ConfigError, match="only 'kalman' foretells"):
+        riders(tmp_path, **RESIDUAL | {"speed.post_processing": []})
 
 
 def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path):

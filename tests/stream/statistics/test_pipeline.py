@@ -28,7 +28,7 @@ from stream.statistics.values.cell_statistics import MECHANISMS, planned_statist
 from stream.statistics.window_rows import contributions_of
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config, uneven_rows
 from tests.support.closing import Collected, protocol_of
-from tests.support.releasing import build_messages, draw, planned
+from tests.support.releasing import bodies_of, build_messages, draw, planned
 from tests.support.schemas import validate
 from tests.support.stored_rows import store
 
@@ -99,9 +99,7 @@ def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path):
 def test_a_value_outside_its_range_is_clamped_and_says_so(tmp_path):
     config = bus_config(tmp_path, **{"privacy.epsilon": 0.01})
     plan, contributions = planned(config, random_rows(4, 40))
-    bodies = [
-        json.loads(m.value) for m in build_messages(plan, contributions, Noise(), None)[0] if m.topic == HEXAGON_SPEED
-    ]
+    bodies = bodies_of(build_messages(plan, contributions, Noise())[0], HEXAGON_SPEED)
     assert any(body["mean"]["clamped"] for body in bodies if body["status"] == "published")
     for body in bodies:
         mean = body["mean"]
@@ -113,7 +111,7 @@ def test_a_value_outside_its_range_is_clamped_and_says_so(tmp_path):
 def test_a_cell_below_min_users_is_suppressed_and_costs_nobody_anything(tmp_path):
     config = bus_config(tmp_path, **{"speed.min_users": 100})
     plan, contributions = planned(config, random_rows(6, 100))
-    bodies = [json.loads(m.value) for m in build_messages(plan, contributions, Noise(), None)[0][:-1]]
+    bodies = bodies_of(build_messages(plan, contributions, Noise())[0], HEXAGON_SPEED)
     assert {body["status"] for body in bodies} == {"suppressed"}
     assert not any("mean" in body for body in bodies)
     assert not plan.charges.any()
@@ -175,23 +173,22 @@ def test_a_parent_is_wider_than_its_children_by_the_root_of_seven():
     assert widths(np.array(cells, dtype=np.uint64), 7) == pytest.approx([1.0, 7**0.5, 7.0])
 
 
-def test_every_event_is_released_in_exactly_one_cell_and_excludes_say_which_not(tmp_path):
+def test_every_event_is_released_in_exactly_one_cell_and_valid_excludes_say_which_not(tmp_path):
     config = bus_config(tmp_path, **MERGING)
     rows = uneven_rows(2)
     plan, contributions, pooled = planned_merged(config, rows)
-    bodies = [json.loads(message.value) for message in build_messages(plan, pooled, Noise(), None)[0][:-1]]
+    assert decode_plan(encode_plan(plan)) == plan
+    messages, _ = build_messages(plan, pooled, Noise())
+    for message in messages:
+        validate(message.topic, json.loads(message.value))
+    bodies = bodies_of(messages, HEXAGON_SPEED)
     assert sum(body["events"] for body in bodies) == len(contributions.values) == 1200
     assert len({body["resolution"] for body in bodies}) > 1
     for body in bodies:
         assert h3.get_resolution(body["cell"]) == body["resolution"]
-    hexagons = {
-        f"{cell:x}": n
-        for cell, n in zip(
-            contributions.counts.cells.tolist(),
-            contributions.counts.by_cell(contributions.counts.samples).tolist(),
-            strict=True,
-        )
-    }
+    counts = contributions.counts
+    events = zip(counts.cells.tolist(), counts.by_cell(counts.samples).tolist(), strict=True)
+    hexagons = {f"{cell:x}": n for cell, n in events}
     for body in bodies:
         gone = [(h3.get_resolution(cell), cell) for cell in body.get("excludes", [])]
         events = sum(
@@ -203,14 +200,6 @@ def test_every_event_is_released_in_exactly_one_cell_and_excludes_say_which_not(
         assert events == body["events"]
 
 
-def test_merged_releases_validate_and_a_plan_survives_storage(tmp_path):
-    config = bus_config(tmp_path, **MERGING)
-    plan, _, pooled = planned_merged(config, uneven_rows(3))
-    assert decode_plan(encode_plan(plan)) == plan
-    for message in build_messages(plan, pooled, Noise(), None)[0]:
-        validate(message.topic, json.loads(message.value))
-
-
 def test_merging_narrows_intervals_to_the_target_or_reaches_the_coarsest(tmp_path):
     config = bus_config(tmp_path, **MERGING | {"speed.statistics": ["mean"]})
     plain = bus_config(tmp_path, **{"speed.statistics": ["mean"], "speed.post_processing": []})
@@ -218,7 +207,7 @@ def test_merging_narrows_intervals_to_the_target_or_reaches_the_coarsest(tmp_pat
 
     def widths(of: Config) -> list[tuple[int, float, int]]:
         plan, _, pooled = planned_merged(of, rows)
-        bodies = [json.loads(message.value) for message in build_messages(plan, pooled, Noise(), None)[0][:-1]]
+        bodies = bodies_of(build_messages(plan, pooled, Noise())[0], HEXAGON_SPEED)
         return [(body["resolution"], body["mean"]["scale"] * np.log(20), body["events"]) for body in bodies]
 
     narrow, wide = widths(config), widths(plain)

@@ -6,18 +6,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import h3
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from dpcore.smoothing import MOST_CELLS
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message
 from stream.statistics import pipeline
-from stream.statistics.plan import Due, Plan, spendable
+from stream.statistics.plan import Due, spendable
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory, step
 from stream.storage.keys import FeedKeys
 from stream.terms import Terms
@@ -32,10 +32,6 @@ HOUR = 3600
 KALMAN = {"speed.post_processing": ["kalman"]}
 
 
-def planned_at(config: Config, slot: int, rows: np.ndarray) -> tuple[Plan, Contributions]:
-    return planned(config, rows, slot=slot)
-
-
 def released(
     config: Config, hours: Iterable[int], memory: Memory | None = None, seed: int = 1
 ) -> tuple[list[list[Message]], Memory | None]:
@@ -43,10 +39,8 @@ def released(
     windows = []
     for hour in hours:
         rows = random_rows(seed + hour, 150, slot=SLOT + hour * HOUR)
-        plan, contributions = planned_at(config, SLOT + hour * HOUR, rows)
-        messages, memory = build_messages(
-            plan, contributions, Noise(np.random.default_rng(seed + hour).bytes), decode_memory(stored(memory))
-        )
+        noise, read = Noise(np.random.default_rng(seed + hour).bytes), decode_memory(stored(memory))
+        messages, memory = build_messages(*planned(config, rows, slot=SLOT + hour * HOUR), noise, read)
         windows.append(messages)
     return windows, memory
 
@@ -78,40 +72,22 @@ def test_the_memory_is_a_function_of_the_published_messages_alone(tmp_path, buil
         validate(message.topic, json.loads(message.value))
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        None,
-        b"",
-        b"\xc1 no msgpack",
-        "truncated",
-        "old version",
-        "not finite",
-        "negative precision",
-        "torn counts",
-        "counts that are not numbers",
-        "counts of other cells",
-    ],
-)
-def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(tmp_path, damaged):
+def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(tmp_path):
     config = bus_config(tmp_path, **KALMAN)
     _, memory = released(config, [0, 1])
-    changed = {
-        "truncated": encode_memory(memory)[:-9],
-        "old version": encode_memory(msgspec.structs.replace(memory, version=0)),
-        "not finite": encode_memory(msgspec.structs.replace(memory, shift=memory.shift[:-8] + b"\xff" * 8)),
-        "negative precision": encode_memory(
-            msgspec.structs.replace(memory, precision=np.full(len(memory.precision) // 8, -1.0).tobytes())
-        ),
-        "torn counts": encode_memory(msgspec.structs.replace(memory, counted=b"torn")),
-        "counts that are not numbers": encode_memory(
-            msgspec.structs.replace(memory, counted=np.full(len(memory.seen) // 8, np.nan).tobytes())
-        ),
-        "counts of other cells": encode_memory(msgspec.structs.replace(memory, counted=b"\0" * (len(memory.seen) + 8))),
-    }
-    blob = changed[damaged] if isinstance(damaged, str) else damaged
-    assert decode_memory(blob) is None
-    afresh, _ = released(config, [2], decode_memory(blob))
+    cells = len(memory.seen) // 8
+    for blob in (None, b"", b"\xc1 no msgpack", encode_memory(memory)[:-9]):
+        assert decode_memory(blob) is None
+    for damage in (
+        {"version": 0},
+        {"shift": memory.shift[:-8] + b"\xff" * 8},
+        {"precision": np.full(len(memory.precision) // 8, -1.0).tobytes()},
+        {"counted": b"torn"},
+        {"counted": np.full(cells, np.nan).tobytes()},
+        {"counted": bytes(8 * (cells + 1))},
+    ):
+        assert decode_memory(encode_memory(msgspec.structs.replace(memory, **damage))) is None, damage
+    afresh, _ = released(config, [2])
     goes_on, _ = released(config, [2], memory)
     assert without_models(afresh[0]) == without_models(goes_on[0])
     assert afresh[0][0].value != goes_on[0][0].value, "the memory made no difference, so this test shows nothing"
@@ -183,7 +159,7 @@ def test_the_same_releases_give_the_same_models_whatever_the_raw_data_are(tmp_pa
 def test_typical_is_what_earlier_releases_say(tmp_path):
     config = bus_config(tmp_path, **KALMAN)
     _, memory = released(config, [0, 1])
-    plan, _ = planned_at(config, SLOT + 2 * HOUR, random_rows(3, 150, slot=SLOT + 2 * HOUR))
+    plan, _ = planned(config, random_rows(3, 150, slot=SLOT + 2 * HOUR), slot=SLOT + 2 * HOUR)
     bodies = [json.loads(message.value) for message in released(config, [2], memory)[0][0][:-1]]
     others = [body | {"mean": body["mean"] | {"raw": 60.0}} for body in bodies]
     one, other = (pipeline.post_process(plan, each, memory)[0] for each in (bodies, others))
@@ -194,16 +170,13 @@ def test_typical_is_what_earlier_releases_say(tmp_path):
 def test_an_empty_window_only_lets_time_pass(tmp_path):
     config = bus_config(tmp_path, **KALMAN)
     _, memory = released(config, [0])
-    plan, contributions = planned_at(config, SLOT + HOUR, random_rows(9, 0))
-    (marker,), after = build_messages(plan, contributions, Noise(), memory)
+    (marker,), after = build_messages(*planned(config, random_rows(9, 0), slot=SLOT + HOUR), Noise(), memory)
     assert marker.topic == WINDOW
     assert (after.cells, after.end) == (memory.cells, SLOT + 2 * HOUR)
 
 
 def test_a_memory_has_a_largest_size():
     """A country at resolution 7 has more cells than a memory keeps."""
-    import h3
-
     cells = sorted(h3.grid_disk(h3.latlng_to_cell(30.3, -97.7, 7), 44))
     assert len(cells) > MOST_CELLS
     bodies = [
@@ -279,19 +252,13 @@ def test_whoever_is_active_all_day_takes_part_in_every_third_window_if_the_budge
     assert away.max() == 3
 
 
-def test_users_take_turns_in_another_order_each_day(hourly):
+def test_users_take_turns_in_another_order_each_day_and_whoever_begins_in_the_evening_takes_part_in_all_of_it(hourly):
     first, again = admissions(hourly, DAY), admissions(hourly, DAY + 86_400 * 7)
     assert 0.2 < (first[1] & again[1]).sum() / first[1].sum() < 0.47
-
-
-def test_whoever_begins_in_the_evening_takes_part_in_all_of_it(hourly):
     assert admissions(hourly, DAY + 17 * 3600)[17:].all()
-
-
-def test_a_day_with_25_hours_ends_within_its_budget(hourly):
-    admitted = admissions(hourly, WINTER_TIME)
-    assert len(admitted) == 25
-    assert admitted.sum(axis=0).max() <= 8
+    longer = admissions(hourly, WINTER_TIME)
+    assert len(longer) == 25
+    assert longer.sum(axis=0).max() <= 8, "a day with 25 hours ends within its budget"
 
 
 @pytest.mark.parametrize("budget", [12_000_000, 100_000 * 10**6])

@@ -6,10 +6,8 @@ releases."""
 
 import io
 import json
-import re
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import jsonschema_rs
 import msgspec
@@ -17,45 +15,46 @@ import numpy as np
 import pytest
 from click.testing import Result
 from redis import Redis as SyncRedis
-from typer.testing import CliRunner
 
 from dpcore import participation
 from dpcore.accounting import NANO, epsilon_of_rho, rho_of
 from dpcore.errors import BudgetError
 from dpcore.noise import Noise
-from stream.cli import app
 from stream.config import Config, ConfigError, load_config
 from stream.config.public_cells import public_cells
 from stream.evaluation.evaluate import COMPARED_DELTA, evaluate, with_accounting, with_epsilon
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
-from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.serve.received import received
 from stream.statistics.columns import Derived
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.participation.draw import participation_of, participation_with
-from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Due, Plan, decode_plan, encode_plan, spendable
 from stream.statistics.residual_clipping import response_of, with_what_clipping_leaves_open
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
-from stream.statistics.window_release import plan_window, speed_of
+from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import WindowRows
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import ROW
 from stream.terms import Terms
 from tests.support import hourly
-from tests.support.builders import LIVE, SLOT, bus_config, live_config, random_rows, zcdp_config
+from tests.support.builders import LIVE, SLOT, bus_config, counting_rho, live_config, random_rows, zcdp_config
+from tests.support.closing import protocol_of
+from tests.support.command import run
+from tests.support.feeding import event
 from tests.support.participating import SMALL, riders
-from tests.support.releasing import build_messages, due_of, planned
+from tests.support.releasing import bodies_of, build_messages, due_of, planned
 from tests.support.schemas import validate
 
 
 @pytest.mark.parametrize("weight", ["share", "user", "sample"])
-def test_a_full_contribution_pays_its_whole_grant_and_is_never_charged_above_it(tmp_path, weight):
+def test_a_full_contribution_pays_its_whole_grant_of_rho_and_is_never_charged_above_it(tmp_path, weight):
     """One user with five samples in each of one to four cells; k = 4, m = 5."""
     caps = {"participation.cells_per_user": 4, "participation.samples_per_cell": 5}
     config = zcdp_config(tmp_path, **SMALL, **caps, **{"participation.weight": weight})
+    with pytest.raises(BudgetError, match="nρ"):
+        _ = config.privacy.epsilon_micro
     unit = participation_of(Terms.of(config)).unit_grant
     cells = public_cells(config)[:4].tolist()
     for n in range(1, 5):
@@ -113,37 +112,45 @@ def test_pure_accounting_is_untouched_by_the_option(tmp_path, monkeypatch):
         assert "accounting" not in config.ledger_policy
 
 
+ROLLING = {"privacy.epsilon": None, "privacy.admission": "rolling", "speed.suppression": "none"}
+FIRST_COME = {"privacy.admission": "first-come"}
+
+
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("build", "changes", "says"),
     [
-        ({"privacy.accounting": "pure"}, "needs epsilon; set it"),
-        ({"privacy.epsilon": 1.0}, "takes no epsilon"),
-        ({"privacy.windows": None}, "needs windows"),
-        ({"privacy.delta": 1e-3}, "above 1e-05"),
-        ({"privacy.delta": 0}, "privacy.delta"),
-        ({"privacy.windows": 0}, "privacy.windows"),
-        ({"privacy.budget": 1e-8}, "less than 1 nρ"),
-        ({"privacy.budget": 1e-4, "privacy.windows": 100_000}, "smallest unit of the ledger"),
-        ({"privacy.budget": 5000.0}, "5000.0 is outside"),
-        ({"privacy.accounting": "renyi"}, "privacy.accounting"),
+        (riders, {"privacy.delta": 1e-6}, "takes no delta"),
+        (zcdp_config, {"privacy.accounting": "pure"}, "needs epsilon; set it"),
+        (zcdp_config, {"privacy.epsilon": 1.0}, "takes no epsilon"),
+        (zcdp_config, {"privacy.windows": None}, "needs windows"),
+        (zcdp_config, {"privacy.delta": 1e-3}, "above 1e-05"),
+        (zcdp_config, {"privacy.delta": 0}, "privacy.delta"),
+        (zcdp_config, {"privacy.windows": 0}, "privacy.windows"),
+        (zcdp_config, {"privacy.budget": 1e-8}, "less than 1 nρ"),
+        (zcdp_config, {"privacy.budget": 1e-4, "privacy.windows": 100_000}, "smallest unit of the ledger"),
+        (zcdp_config, {"privacy.budget": 5000.0}, "5000.0 is outside"),
+        (zcdp_config, {"privacy.accounting": "renyi"}, "privacy.accounting"),
+        (live_config, {"privacy.windows": 3}, "leave windows out"),
+        (live_config, FIRST_COME, "needs windows"),
+        (live_config, FIRST_COME | {"privacy.windows": 0}, "of at least 1"),
+        (live_config, {"speed.suppression": "chop-user"}, "CHOP-USER is for pure ε"),
+        (live_config, {"speed.mean_mechanism": "levy"}, "papers' mechanisms"),
+        (live_config, {"speed.sum_cap": 0.5}, "clipping takes its place"),
+        (live_config, {"speed.clipping": "none", "speed.statistics": ["p50"]}, "Laplace noise"),
+        (live_config, {"speed.post_processing": []}, "only 'kalman' foretells"),
+        (live_config, {"ledger.name": "city"}, "another feed draws"),
+        (live_config, {"privacy.service": "5-24"}, "write them like '05:00-24:00'"),
+        (live_config, {"privacy.service": "05:00-05:00"}, "end at another time"),
+        (live_config, FIRST_COME | {"privacy.service": "05:00-24:00", "privacy.windows": 3}, "remove it"),
+        (bus_config, ROLLING | {"privacy.epsilon": 1.0}, "leave epsilon out"),
+        (bus_config, ROLLING | {"speed.suppression": "chop-user"}, "one grant among all users"),
     ],
 )
-def test_a_configuration_that_mixes_accountings_is_refused_with_the_key(tmp_path, changes, says):
+def test_a_configuration_that_mixes_accountings_or_asks_one_for_what_it_cannot_do_is_refused(
+    tmp_path, build, changes, says
+):
     with pytest.raises(ConfigError, match=says):
-        zcdp_config(tmp_path, **changes)
-
-
-def test_rho_under_pure_accounting_or_with_mechanisms_for_pure_epsilon_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="takes no delta"):
-        riders(tmp_path, **{"privacy.delta": 1e-6})
-    lines = hourly.BUS.read_text().splitlines()
-    lines = [line for line in lines if not line.startswith(("epsilon = ", "budget = "))]
-    at = lines.index("[privacy]") + 1
-    lines[at:at] = ['accounting = "zcdp"', "budget = 8.0", "windows = 10", "delta = 1e-6"]
-    file = tmp_path / "bus.toml"
-    file.write_text("\n".join(lines))
-    with pytest.raises(ConfigError, match="CHOP-USER is for pure ε"):
-        load_config(file)
+        build(tmp_path, **changes)
 
 
 def test_an_epsilon_sweep_sets_the_rho_that_converts_to_it(tmp_path):
@@ -186,41 +193,30 @@ def test_rho_means_less_noise_for_users_in_many_cells_and_more_for_those_in_one(
 
 
 def test_only_accountings_are_compared_under_participation(tmp_path):
-    recording = tmp_path / "none.ndjson"
-    recording.write_text("")
-    command = ["evaluate", str(recording), "--config", str(hourly.RIDERS), "--mechanisms"]
-    refused = CliRunner().invoke(app, [*command, "levy"])
-    assert refused.exit_code == 2
+    (tmp_path / "none.ndjson").write_text("")
+    refused = run("evaluate", tmp_path / "none.ndjson", "--config", hourly.RIDERS, "--mechanisms", "levy", code=2)
     assert "pure, zcdp" in refused.output
 
 
-async def test_a_ledger_of_one_unit_is_refused_under_the_other(redis, tmp_path):
-    pure, zcdp = riders(tmp_path), zcdp_config(tmp_path, **SMALL)
-    for first, second in ((pure, zcdp), (zcdp, pure)):
-        await redis.flushall()
-        ledger = Ledger(redis, first.feed.name)
-        await ledger.claim_policy(first.ledger_policy)
-        await ledger.claim_policy(first.ledger_policy)
-        with pytest.raises(LedgerError, match="units"):
-            await ledger.claim_policy(second.ledger_policy)
-
-
-async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_other(redis, tmp_path):
+async def test_a_ledger_and_a_stored_plan_of_one_unit_are_refused_under_the_other(redis, tmp_path):
+    """The plan is neither charged nor drawn."""
     rows = random_rows(1, 80)
     pure, zcdp = riders(tmp_path), zcdp_config(tmp_path, **SMALL)
     for stored, running in ((pure, zcdp), (zcdp, pure)):
         await redis.flushall()
         plan, _ = planned(stored, rows)
         ledger = Ledger(redis, running.feed.name)
+        for _ in range(2):
+            await ledger.claim_policy(stored.ledger_policy)
+        with pytest.raises(LedgerError, match="units"):
+            await ledger.claim_policy(running.ledger_policy)
         generation = await ledger.start_generation(birth=0)
         await redis.set(
             FeedKeys("riders").plan(SLOT),
             encode_plan(msgspec.structs.replace(plan, due=Due(plan.terms, plan.window, generation))),
         )
         out = io.StringIO()
-        closing = ReleaseProtocol(
-            statistics_of(running), redis, MemoryRows({SLOT: rows}), ledger, LinePublisher(out), Noise()
-        )
+        closing = protocol_of(redis, running, LinePublisher(out), MemoryRows({SLOT: rows}))
         with pytest.raises(LedgerError, match="another unit"):
             await closing.close(SLOT)
         assert out.getvalue() == ""
@@ -236,9 +232,7 @@ async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent
     ledger, out = Ledger(redis, config.feed.name), io.StringIO()
     await ledger.start_generation(birth=0)
     await ledger.claim_policy(config.ledger_policy)
-    closing = ReleaseProtocol(
-        statistics_of(config), redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise()
-    )
+    closing = protocol_of(redis, config, LinePublisher(out), MemoryRows(dict(windows)))
     totals = []
     for slot in sorted(windows):
         await closing.close(slot)
@@ -253,13 +247,11 @@ async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent
 
 def written(tmp_path: Path, redis_url: str, accounting: str) -> str:
     """The hourly riders as a file, counting ``accounting``."""
-    text = hourly.RIDERS.read_text(encoding="utf-8")
-    text = text.replace("redis://127.0.0.1:6379/0", redis_url)
-    if accounting == "zcdp":
-        terms = 'accounting = "zcdp"\nbudget = 5.0\nwindows = 8\ndelta = 1e-6'
-        text = re.sub(r"(?m)^epsilon = \S+\nbudget = \S+$", terms, text)
     file = tmp_path / f"{accounting}.toml"
+    text = hourly.RIDERS.read_text(encoding="utf-8").replace("redis://127.0.0.1:6379/0", redis_url)
     file.write_text(text, encoding="utf-8")
+    if accounting == "zcdp":
+        counting_rho(file, file, budget=5.0, windows=8, delta=1e-6)
     return str(file)
 
 
@@ -272,64 +264,45 @@ def test_ledger_show_names_its_unit_and_refuses_to_read_one_unit_as_another(
         client.flushall()
         client.hset(FeedKeys("riders").ledger("2017-03-21"), mapping={"1": 20_000_000, "2": 2_500_000})
         client.set(FeedKeys("riders").policy, load_config(files[accounting]).ledger_policy)
-        command = ["ledger", "show", "--config", files[accounting]]
-        report = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+        command = "ledger", "show", "--config"
+        report = json.loads(run(*command, files[accounting], "--json").stdout)
         assert report == {"2017-03-21": {"users": 2, unit: 22_500_000}}
         total = {"ε": "22.500000", "ρ": "0.022500"}[shown]
-        assert f"sum of charges {total} {shown}" in CliRunner().invoke(app, command).output
+        assert f"sum of charges {total} {shown}" in run(*command, files[accounting]).output
         other = files["zcdp" if accounting == "pure" else "pure"]
-        refused = CliRunner().invoke(app, ["ledger", "show", "--config", other, "--json"])
-        assert refused.exit_code == 1
+        refused = run(*command, other, "--json", code=1)
         assert "units" in refused.output
         assert "22" not in refused.stdout
 
 
 def test_check_states_the_promise_in_rho_and_in_epsilon_and_delta(tmp_path):
     file = written(tmp_path, "redis://127.0.0.1:1/0", "zcdp")
-    report = json.loads(CliRunner().invoke(app, ["check", "--config", file, "--json"]).stdout)
+    report = json.loads(run("check", "--config", file, "--json").stdout)
     units = rho_of(5.0, 1e-6)
     assert report["budget"] == epsilon_of_rho(units, 1e-6)
     assert report["epsilon_per_window"] == epsilon_of_rho(units // 8, 1e-6)
     assert (report["rho"], report["rho_budget"], report["delta"]) == (units // 8 / NANO, units / NANO, 1e-6)
     assert report["windows_with_full_epsilon"] == 8
-    said = CliRunner().invoke(app, ["check", "--config", file]).output
+    said = run("check", "--config", file).output
     assert f"{units / NANO}-zCDP, hence ({report['budget']}, 1e-06)-differentially private" in said
     assert f"budget 5.0 pays for 8 of 24 windows at rho {units // 8 / NANO}" in said
-    pure = CliRunner().invoke(app, ["check", "--config", written(tmp_path, "redis://127.0.0.1:1/0", "pure")]).output
+    pure = run("check", "--config", written(tmp_path, "redis://127.0.0.1:1/0", "pure")).output
     assert "zCDP" not in pure
     assert "budget 16.0 pays for 8 of 24 windows at epsilon 2.0" in pure
-
-
-def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_path):
-    config = zcdp_config(tmp_path, **SMALL)
-    with pytest.raises(BudgetError, match="nρ"):
-        _ = config.privacy.epsilon_micro
-    plan, _ = planned(config, random_rows(1, 30))
-    assert plan.budget == 400_000_000
 
 
 def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
     recording = tmp_path / "day.ndjson"
-    events = (
-        {
-            "user": f"u{i % 5}",
-            "time": (SLOT + 60 * i) * 1000,
-            "lat": 30.25 + 0.05 * (i % 3),
-            "lng": -97.7,
-            "speed": i % 60,
-        }
-        for i in range(170)
-    )
-    recording.write_text("".join(json.dumps(event) + "\n" for event in events))
-    span = ["--from", "2017-03-21T07:00", "--until", "2017-03-21T10:00", "--state", str(tmp_path / "state"), "--json"]
+    events = (event(f"u{i % 5}", (SLOT + 60 * i) * 1000, 30.25 + 0.05 * (i % 3), speed=i % 60) for i in range(170))
+    recording.write_bytes(b"\n".join(events))
+    span = ["--from", "2017-03-21T07:00", "--until", "2017-03-21T10:00", "--state", tmp_path / "state", "--json"]
 
-    def replayed(accounting: str) -> Result:
+    def replayed(accounting: str, code: int = 0) -> Result:
         config = written(tmp_path, "redis://127.0.0.1:1/0", accounting)
-        return CliRunner().invoke(app, ["replay", str(recording), "--config", config, "--offline", *span])
+        return run("replay", recording, "--config", config, "--offline", *span, code=code)
 
     first = replayed("zcdp")
-    assert first.exit_code == 0, first.output
     bodies = [json.loads(line)["value"] for line in first.stdout.splitlines()]
     rho = rho_of(5.0, 1e-6) // 8 / NANO
     assert {(body["accounting"], body["rho"], body["delta"]) for body in bodies} == {("zcdp", rho, 1e-6)}
@@ -341,8 +314,7 @@ def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_t
     again = replayed("zcdp")
     assert again.stdout == ""
     assert json.loads(again.stderr.splitlines()[-1])["charged"] == summary["charged"]
-    refused = replayed("pure")
-    assert refused.exit_code == 1, "a ledger of nρ under a configuration of µε"
+    refused = replayed("pure", code=1)  # a ledger of nρ under a configuration of µε
     assert "units" in refused.stderr
     assert refused.stdout == ""
 
@@ -355,15 +327,7 @@ def release(
     read = WindowRows.of(rows, due.terms.reading)
     left = spendable(np.full(read.counts.n_users, budget), read.counts.users, due, budget)
     plan = plan_window(read, due, Allowance(left, budget), memory=memory)
-    contributions = by_planned_cells(plan, read.as_planned(plan).contributions)
-    speed = speed_of(plan.terms)
-    columns = speed.draw(plan, contributions, Noise())
-    messages, after = compose(plan, speed.body(plan, contributions.counts, columns), columns, memory, sequence=1)
-    return plan, messages, after
-
-
-def bodies(messages: list[Message]) -> list[dict[str, Any]]:
-    return [json.loads(message.value) for message in messages if message.topic == HEXAGON_SPEED]
+    return plan, *build_messages(plan, by_planned_cells(plan, read.as_planned(plan).contributions), Noise(), memory)
 
 
 def test_a_budget_is_the_most_rho_that_converts_to_it(tmp_path):
@@ -381,37 +345,14 @@ def test_check_says_that_grants_roll_and_warns_of_no_dark_windows(tmp_path):
         for key, value in LIVE.items()
         if value is not None
     }
-    asked = ["check", "--config", str(tmp_path / "live.toml")]
-    said = CliRunner().invoke(app, asked, env=overrides).output
-    stated = json.loads(CliRunner().invoke(app, [*asked, "--json"], env=overrides).stdout)
+    asked = "check", "--config", tmp_path / "live.toml"
+    said, stated = run(*asked, env=overrides).stdout, json.loads(run(*asked, "--json", env=overrides).stdout)
     of_one = [epsilon_of_rho(rho_of(12.0, 1e-6) // windows, 1e-6) for windows in (23, 24, 25)]
     assert stated["epsilon_per_window"] in of_one, "of today's period, which may have 23 or 25 windows"
     assert stated["most_epsilon_of_a_window"] == stated["budget"] == pytest.approx(12.0)
     assert "12.0, 1e-06" in said
     assert "Grants roll" in said
     assert "go dark" not in said
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"privacy.windows": 3}, "leave windows out"),
-        ({"privacy.admission": "first-come"}, "needs windows"),
-        ({"privacy.admission": "first-come", "privacy.windows": 0}, "of at least 1"),
-        ({"speed.suppression": "chop-user"}, "CHOP-USER is for pure ε"),
-        ({"speed.mean_mechanism": "levy"}, "papers' mechanisms"),
-        ({"speed.sum_cap": 0.5}, "clipping takes its place"),
-        ({"speed.clipping": "none", "speed.statistics": ["p50"]}, "Laplace noise"),
-        ({"speed.post_processing": []}, "only 'kalman' foretells"),
-        ({"ledger.name": "city"}, "another feed draws"),
-        ({"privacy.service": "5-24"}, "write them like '05:00-24:00'"),
-        ({"privacy.service": "05:00-05:00"}, "end at another time"),
-        ({"privacy.service": "05:00-24:00", "privacy.admission": "first-come", "privacy.windows": 3}, "remove it"),
-    ],
-)
-def test_what_gaussian_noise_and_rolling_grants_do_not_go_with_is_refused_with_the_key(tmp_path, changes, says):
-    with pytest.raises(ConfigError, match=says):
-        live_config(tmp_path, **changes)
 
 
 @pytest.mark.parametrize(
@@ -429,17 +370,12 @@ def test_hours_of_service_say_which_windows_are_left(tmp_path, service, left):
 
 
 def test_under_pure_epsilon_grants_roll_too_and_messages_state_that_of_who_has_spent_nothing(tmp_path):
-    rolling = {"privacy.epsilon": None, "privacy.admission": "rolling", "speed.suppression": "none"}
-    config = bus_config(tmp_path, **rolling)
+    config = bus_config(tmp_path, **ROLLING)
     plan, messages, _ = release(config, random_rows(1, 200), None, SLOT)
     assert plan.charges.max() <= config.privacy.ledger_budget // plan.due.windows_left
     assert plan.charges.max() > 0.9 * config.privacy.ledger_budget / plan.due.windows_left
     body = json.loads(messages[0].value)
     assert body["epsilon"] == pytest.approx(48.0 / plan.due.windows_left, abs=1e-6)
-    with pytest.raises(ConfigError, match="leave epsilon out"):
-        bus_config(tmp_path, **rolling | {"privacy.epsilon": 1.0})
-    with pytest.raises(ConfigError, match="one grant among all users"):
-        bus_config(tmp_path, **rolling | {"speed.suppression": "chop-user"})
 
 
 def test_the_last_window_of_a_period_may_spend_all_that_is_left_and_the_first_an_even_share(tmp_path):
@@ -462,22 +398,22 @@ def test_ranges_come_from_earlier_releases_and_the_released_mean_is_near_the_tru
         rows["value"] = np.clip(rng.normal(3000, 1300, len(rows)), 0, 6500)
         plan, messages, memory = release(config, rows, memory, slot)
         assert plan.ranges is not None
-    for body in bodies(messages):
+    for body in bodies_of(messages, HEXAGON_SPEED):
         cell = rows["cell"] == int(body["cell"], 16)
         assert abs(body["mean"]["raw"] - rows["value"][cell].mean() / 100) < 5 * body["mean"]["scale"] + 0.01
         assert body["clipping"]["lower"] < 30 < body["clipping"]["upper"]
     few = live_config(tmp_path, budget=0.5)
     narrow, messages, _ = release(few, random_rows(1, 60, slot=SLOT), None, SLOT)
-    assert all(body["mean"]["worst_error"] >= 65 for body in bodies(messages)), "all vehicles may be outside the range"
+    worst = [body["mean"]["worst_error"] for body in bodies_of(messages, HEXAGON_SPEED)]
+    assert min(worst) >= 65, "all vehicles may be outside the range"
     assert np.median(narrow.ranges[1] - narrow.ranges[0]) < 3000, "where noise is large, ranges are narrow"
 
 
 def test_a_smoothed_interval_reaches_at_least_as_far_as_what_clipping_leaves_open(tmp_path):
     """However sure the model is of itself."""
-    config, memory = live_config(tmp_path), None
-    for number in range(2):
-        slot = SLOT + 3600 * number
-        plan, _, memory = release(config, random_rows(number, 60, slot=slot), memory, slot)
+    config = live_config(tmp_path)
+    _, _, memory = release(config, random_rows(0, 60), None, SLOT)
+    plan, _, _ = release(config, random_rows(1, 60, slot=SLOT + 3600), memory, SLOT + 3600)
     response, middle = response_of(plan), np.full(len(plan.cells), 30.0)
     assert response.open.max() > 1
     wider = with_what_clipping_leaves_open(plan, Derived("kalman", middle, (middle - 0.1, middle + 0.1)))
@@ -492,6 +428,6 @@ def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path):
         rows = random_rows(number, 6000, users=3000, places=2, slot=slot)
         rows["value"] = np.clip(rng.normal(speed, 600, len(rows)), 0, 6500)
         _, messages, memory = release(config, rows, memory, slot)
-        shown.append(np.mean([body["post_processed"]["mean"]["value"] for body in bodies(messages)]))
+        shown.append(np.mean([body["post_processed"]["mean"]["value"] for body in bodies_of(messages, HEXAGON_SPEED)]))
     assert shown[3] == pytest.approx(45, abs=3)
     assert shown[7] == pytest.approx(5, abs=5)
