@@ -1,9 +1,12 @@
 """What the dashboard says and still does where the browser or the connection fails it. The dashboard's three views: the
 estimate, what is typical of the hour, and what noise leaves of their difference. How often the map is drawn for one
-window: each frame costs all its pixels where no graphics processor is."""
+window: each frame costs all its pixels where no graphics processor is. Numbers on cells and lines, and a spatial
+histogram as a heat map and as a layer of a GIS."""
 
 import json
 import re
+import shutil
+import subprocess
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +21,7 @@ from tests.stream.serve.browser import (
     fields,
     needs_chromium,
     no_violation,
+    pixels,
     reloaded,
     repainted,
     revisit,
@@ -40,7 +44,8 @@ from tests.stream.serve.city import (
     window,
     windows,
 )
-from tests.stream.serve.serving import append, json_of, origin_of, page_of, serving_file
+from tests.stream.serve.made_windows import with_histograms
+from tests.stream.serve.serving import append, fits_every_screen, json_of, origin_of, page_of, serving_file
 from tests.support.builders import SLOT
 from tests.support.nightly import nightly
 
@@ -257,3 +262,47 @@ async def test_a_window_of_lines_and_hexagons_costs_one_frame_and_another_one_wh
         await page.route("**/assets/index-*.js", without_waiting)
         await reloaded(page)
         assert await frames_of_a_window(page) > 2
+
+
+async def test_a_histogram_is_a_heat_map_in_place_of_speeds_and_a_layer_for_gis(browser, tmp_path):
+    messages, _ = with_histograms(tmp_path)
+    config = city_config(tmp_path, **{"feed.name": "bus"})
+    async with page_of(browser, config, messages, size=LAPTOP, color_scheme="light") as (page, client):
+        before = await page.locator("#map").screenshot()
+        await page.get_by_role("checkbox", name="Heat map of users").check()
+        await expect(page.locator("#legend h3")).to_have_text("Users per km²")
+        await page.wait_for_timeout(500)
+        assert await page.locator("#map").screenshot() != before
+        assert (await fields(page))["heat"] == "on"
+        await fits_every_screen(page)
+        await no_violation(page)
+        async with repainted(page):
+            await page.get_by_role("button", name="Dark colours").click()
+        await no_violation(page)
+        async with client.get("/api/v1/heat") as answer:
+            assert answer.status == 400, "it has three, so one has to be named"
+        path = tmp_path / "heat.geojson"
+        async with client.get("/api/v1/heat?mechanism=ag") as answer:
+            path.write_bytes(await answer.read())
+    assert json.loads(path.read_text())["about"]["mechanism"] == "ag"
+    if shutil.which("ogrinfo"):
+        said = subprocess.run(["ogrinfo", "-so", "-al", path], capture_output=True, text=True, check=True).stdout
+        assert "Feature Count: 4096" in said
+        assert "density: Real" in said
+
+
+async def test_large_cells_have_their_numbers_on_them_and_small_ones_none(browser, tmp_path):
+    """Letters are as dark as the text; no class of speed in a window with one is."""
+    config = city_config(tmp_path, **{"feed.name": "bus"})
+
+    async def letters(page: Page) -> int:
+        await page.wait_for_timeout(500)
+        return sum(max(pixel) < 70 for pixel in await pixels(page, BUSY, 24))
+
+    place = "#at=12/{:.4f}/{:.4f}".format(*h3.cell_to_latlng(BUSY))
+    async with page_of(browser, config, window(config, 0), place, size=LAPTOP, color_scheme="light") as (page, _):
+        assert await letters(page) > 15
+        for _ in range(2):
+            await page.get_by_role("button", name="Zoom out").click()
+        await page.wait_for_function("location.hash.includes('at=10.00/')")
+        assert await letters(page) == 0
