@@ -24,9 +24,8 @@ from stream.storage.ledger import CHUNK, AlreadyReleasedError, Ledger, LedgerErr
 from stream.storage.release_store import Carried, ChargesGoneError, CommitOutcome, ReleaseStore
 from stream.windows import Period
 from tests.audit.shipped import ledger_of
-from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.builders import SLOT, bus_config, random_rows, riders
 from tests.support.closing import Collected, Stopped
-from tests.support.participating import riders
 
 CONFIGS = {"values": bus_config, "participation": riders}
 

@@ -51,9 +51,8 @@ from tests.audit.worlds import (
     worst_shares,
 )
 from tests.dpcore.silence import Silence
-from tests.support.builders import bus_config, random_rows, zcdp_config
+from tests.support.builders import bus_config, random_rows, riders, zcdp_config
 from tests.support.nightly import nightly, nightly_but
-from tests.support.participating import riders
 from tests.support.releasing import draw, planned
 from tests.support.tapes import recorded
 

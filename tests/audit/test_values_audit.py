@@ -60,10 +60,9 @@ from tests.audit.values_transcripts import (
     settings_of,
     worst_losses,
 )
-from tests.support.builders import SLOT, bus_config, live_config, random_rows
+from tests.support.builders import SLOT, bus_config, live_config, random_rows, riders
 from tests.support.closing import Collected
 from tests.support.nightly import nightly, nightly_but
-from tests.support.participating import riders
 from tests.support.releasing import planned
 from tests.support.tapes import recorded, tape
 

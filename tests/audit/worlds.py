@@ -31,8 +31,7 @@ from stream.storage.row_store import ROW
 from stream.terms import Terms
 from stream.windows import Window
 from tests.audit.shipped import World, as_drawn
-from tests.support.builders import SLOT, random_rows, zcdp_config
-from tests.support.participating import SMALL, riders
+from tests.support.builders import SLOT, SMALL, random_rows, riders, zcdp_config
 from tests.support.releasing import draw
 from tests.support.tapes import recorded
 

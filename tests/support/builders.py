@@ -47,20 +47,17 @@ def riders_config(tmp_path: Path, **overrides: Any) -> Config:
     return load_config(hourly.RIDERS, **settings)
 
 
-EVERY_MECHANISM = [
-    "ag",
-    "auto",
-    "e2epriv",
-    "euler",
-    "htf",
-    "kdtree",
-    "privlet",
-    "quadtree",
-    "singular",
-    "sparse",
-    "ug",
-    "uniform",
-]
+SMALL = {"feed.domain": {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}, "hexagons.resolution": 7}
+"""Settings of a small public list of cells."""
+
+
+def riders(tmp_path: Path, **overrides: Any) -> Config:
+    """As :func:`riders_config`, over a small box at resolution 7."""
+    return riders_config(tmp_path, **SMALL | overrides)
+
+
+EVERY_MECHANISM = ["ag", "auto", "e2epriv", "euler", "htf", "kdtree"]
+EVERY_MECHANISM += ["privlet", "quadtree", "singular", "sparse", "ug", "uniform"]
 
 
 def with_histograms(relation: str, tmp_path: Path, mechanisms: list[str] | None = None, **overrides: Any) -> Config:

@@ -26,10 +26,9 @@ from stream.evaluation.evaluate import (
 from stream.evaluation.leading import released
 from stream.evaluation.scores import Errors
 from tests.support import hourly
-from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.builders import SLOT, bus_config, random_rows, riders
 from tests.support.command import run
 from tests.support.feeding import event
-from tests.support.participating import riders
 
 BUS = str(hourly.BUS)
 

@@ -40,12 +40,12 @@ from tests.support.builders import (
     bus_config,
     located_rows,
     random_rows,
+    riders,
     riders_config,
     with_histograms,
 )
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.hourly import BUS
-from tests.support.participating import riders
 from tests.support.releasing import bodies_of, planned_with_fixes, released
 from tests.support.schemas import validate
 from tests.support.stored_rows import HOUR, Clock, due, fill, rows_in, store

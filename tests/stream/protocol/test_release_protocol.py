@@ -43,11 +43,10 @@ from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from stream.windows import Period
 from tests.support import hourly
-from tests.support.builders import SLOT, bus_config, random_rows, riders_config
+from tests.support.builders import SLOT, bus_config, random_rows, riders, riders_config
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.environment import worker_environment
 from tests.support.feeding import administering, create_topic
-from tests.support.participating import riders
 from tests.support.protocol_child import exit_code
 from tests.support.releasing import planned, recalled
 from tests.support.stored_rows import dump, fill, put_back, store

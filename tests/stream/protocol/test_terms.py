@@ -33,16 +33,17 @@ from tests.support import hourly
 from tests.support.builders import (
     PLAINLY_PLANNED,
     SLOT,
+    SMALL,
     bus_config,
     located_rows,
     random_rows,
+    riders,
     riders_config,
     with_histograms,
     zcdp_config,
 )
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.command import run
-from tests.support.participating import SMALL, riders
 from tests.support.releasing import verified
 from tests.support.stored_rows import due, rows_in, store
 from tests.support.topics_reader import read_all

@@ -26,10 +26,9 @@ from stream.serve.city.places import Places, check_name, read_places
 from stream.statistics.participation.draw import draw_participation, exact_integers
 from stream.statistics.plan import Plan
 from stream.storage.row_store import ROW
-from tests.support.builders import SLOT, zcdp_config
+from tests.support.builders import SLOT, riders, zcdp_config
 from tests.support.counting_calls import calls_in
 from tests.support.nightly import nightly, nightly_but
-from tests.support.participating import riders
 from tests.support.releasing import cell_bodies, planned
 
 CELL = h3.latlng_to_cell(30.27, -97.74, 7)

@@ -35,8 +35,7 @@ from tests.stream.serve.browser import (
 from tests.stream.serve.city import BUSY, STEADY, bodies, city_config, closed, window
 from tests.stream.serve.made_places import HOSTILE, city_files
 from tests.stream.serve.serving import followed, page_of, publish, served
-from tests.support.builders import SLOT, random_rows
-from tests.support.participating import riders
+from tests.support.builders import SLOT, random_rows, riders
 from tests.support.releasing import build_messages, planned
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

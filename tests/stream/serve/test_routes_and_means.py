@@ -41,7 +41,7 @@ from tests.stream.serve.city import (
 )
 from tests.stream.serve.made_places import STOP, city_files
 from tests.stream.serve.serving import fits_every_screen, json_of, page_of, served
-from tests.support.participating import riders
+from tests.support.builders import riders
 from tests.support.releasing import released
 
 WINDOWS = 6

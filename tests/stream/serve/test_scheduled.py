@@ -49,7 +49,7 @@ from tests.stream.serve.city import (
     window,
 )
 from tests.stream.serve.serving import json_of, page_of, served
-from tests.support.participating import riders
+from tests.support.builders import riders
 from tests.support.releasing import released
 
 DAYS = {"workday": 1, "saturday": 1, "sunday": 1}

@@ -30,8 +30,7 @@ from stream.statistics.pipeline import post_process
 from stream.statistics.plan import decode_plan, encode_plan
 from stream.statistics.smoothing_state import Memory
 from stream.storage.row_store import ROW
-from tests.support.builders import SLOT, random_rows, zcdp_config
-from tests.support.participating import SMALL, riders
+from tests.support.builders import SLOT, SMALL, random_rows, riders, zcdp_config
 from tests.support.releasing import build_messages, cell_bodies, draw, planned
 from tests.support.tapes import recorded
 

@@ -21,8 +21,7 @@ from stream.statistics import columns
 from stream.statistics.columns import Derived
 from stream.statistics.observed_means import modelled_percentiles
 from stream.statistics.residual_clipping import with_ranges
-from tests.support.builders import SLOT, bus_config, random_rows, riders_config, zcdp_config
-from tests.support.participating import riders
+from tests.support.builders import SLOT, bus_config, random_rows, riders, riders_config, zcdp_config
 from tests.support.releasing import build_messages, planned
 from tests.support.schemas import validate
 from tests.support.tapes import tape

@@ -30,10 +30,9 @@ from stream.storage.row_store import ROW
 from stream.terms import Terms
 from tests.dpcore.silence import Silence
 from tests.support import hourly
-from tests.support.builders import SLOT, random_rows, zcdp_config
+from tests.support.builders import SLOT, SMALL, random_rows, riders, zcdp_config
 from tests.support.command import run
 from tests.support.nightly import nightly
-from tests.support.participating import SMALL, riders
 from tests.support.releasing import bodies_of, build_messages, draw, planned
 from tests.support.schemas import validate
 

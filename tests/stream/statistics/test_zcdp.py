@@ -39,11 +39,20 @@ from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import ROW
 from stream.terms import Terms
 from tests.support import hourly
-from tests.support.builders import LIVE, SLOT, bus_config, counting_rho, live_config, random_rows, zcdp_config
+from tests.support.builders import (
+    LIVE,
+    SLOT,
+    SMALL,
+    bus_config,
+    counting_rho,
+    live_config,
+    random_rows,
+    riders,
+    zcdp_config,
+)
 from tests.support.closing import protocol_of
 from tests.support.command import run
 from tests.support.feeding import event
-from tests.support.participating import SMALL, riders
 from tests.support.releasing import bodies_of, build_messages, due_of, planned
 from tests.support.schemas import validate
 
