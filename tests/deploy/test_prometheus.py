@@ -29,9 +29,6 @@ from tests.support.builders import SLOT
 from tests.support.environment import worker_environment
 from tests.support.feeding import create_topic, produce, until, until_true
 
-START_SECONDS = 60.0
-STEP_SECONDS = 1
-
 
 class RefusedError(Exception):
     """Prometheus answered with an error; the text is its own."""
@@ -60,7 +57,7 @@ class Prometheus:
         :class:`RefusedError`.
         """
         now = time.time()
-        drawn = self.ask("query_range", query=expression, start=now - seconds, end=now, step=STEP_SECONDS)
+        drawn = self.ask("query_range", query=expression, start=now - seconds, end=now, step=1)
         values = [float(value) for series in drawn["result"] for _, value in series["values"]]
         return max((value for value in values if math.isfinite(value)), default=None)
 
@@ -79,7 +76,7 @@ def running_prometheus(configuration: Path, folder: Path) -> Iterator[Prometheus
     options = [f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"]
     process = spawn([program, *options, f"--web.listen-address={here}"], log)
     try:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + 60.0
         while not _is_ready(f"http://{here}/-/ready"):
             assert process.poll() is None, f"prometheus ended:\n{tail(log)}"
             assert time.monotonic() < deadline, f"prometheus does not answer:\n{tail(log)}"
@@ -227,13 +224,10 @@ async def has_closed(redis: Redis, feed: str, windows: int) -> bool:
     return int(await redis.hlen(FeedKeys(feed).closed)) >= windows
 
 
-OF_OTHERS = "PublicMessagesRefused"
-
-
 def rule_problems(prometheus: Prometheus) -> list[str]:
     """Shipped rules that are not loaded, do not evaluate or fire, though nothing is wrong.
 
-    Tests beside this one put messages on the shared broker that must be refused, so :data:`OF_OTHERS` may fire; that it
+    Tests beside this one put messages on the shared broker that must be refused, so ``PublicMessagesRefused`` may fire; that it
     fires on its fault alone shows ``alerts_test.yml``.
     """
     loaded = {rule["name"]: rule for rule in prometheus.rules()}
@@ -241,7 +235,7 @@ def rule_problems(prometheus: Prometheus) -> list[str]:
     return [
         f"{name}: {rule['health']}, {rule['state']}, {rule.get('lastError')}"
         for name, rule in loaded.items()
-        if rule["health"] != "ok" or (rule["state"] == "firing" and name != OF_OTHERS)
+        if rule["health"] != "ok" or (rule["state"] == "firing" and name != "PublicMessagesRefused")
     ]
 
 
