@@ -227,8 +227,8 @@ async def has_closed(redis: Redis, feed: str, windows: int) -> bool:
 def rule_problems(prometheus: Prometheus) -> list[str]:
     """Shipped rules that are not loaded, do not evaluate or fire, though nothing is wrong.
 
-    Tests beside this one put messages on the shared broker that must be refused, so ``PublicMessagesRefused`` may fire; that it
-    fires on its fault alone shows ``alerts_test.yml``.
+    Tests beside this one put messages on the shared broker that must be refused, so ``PublicMessagesRefused`` may fire;
+    that it fires on its fault alone shows ``alerts_test.yml``.
     """
     loaded = {rule["name"]: rule for rule in prometheus.rules()}
     assert loaded.keys() == {rule["alert"] for rule in alerts()}
