@@ -121,8 +121,10 @@ def observed(doubts: FeedDoubts, decoder: Decoder, values: list[bytes], now: flo
 
 def told(config: Config, values: list[bytes], now: float) -> dict[str, str]:
     """What is found once all messages were observed, some at a time."""
-    doubts, decoder = FeedDoubts(config), Decoder(config, bytes(32))
-    return [observed(doubts, decoder, values[at : at + 50], now) for at in range(0, len(values), 50)][-1]
+    doubts, decoder, arrived_us = FeedDoubts(config), Decoder(config, bytes(32)), round(now * 1e6)
+    for part in (values[at : at + 50] for at in range(0, len(values), 50)):
+        doubts.observe(part, decoder.decode_part(part, arrived_us), arrived_us)
+    return doubts.found()
 
 
 @pytest.mark.parametrize("name", FAULTS)
