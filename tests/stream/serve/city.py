@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import h3
+import msgspec
 import numpy as np
 
 from dpcore.noise import Noise
@@ -78,7 +79,7 @@ def remembered(config: Config, *cities: Mapping[str, Cell]) -> list[Message]:
 def closed(before: Sequence[Message], marker: Message, **changes: Any) -> list[Message]:
     """The window with these messages and a marker that counts them."""
     counted = {"messages": len(before), "digest": digest(message.value for message in before)}
-    return [*before, marker._replace(value=json.dumps(json.loads(marker.value) | counted | changes).encode())]
+    return [*before, marker._replace(value=msgspec.json.encode(json.loads(marker.value) | counted | changes))]
 
 
 def bodies(messages: Sequence[Message]) -> dict[str, dict[str, Any]]:
