@@ -1,6 +1,5 @@
 """A real Prometheus scrapes a real worker and a real ``serve``: every panel has data, every rule evaluates, and none
-fires. A real Prometheus on loopback, and what it answers. ``prometheus`` must be on PATH (Debian: apt-get install
-prometheus)."""
+fires. ``prometheus`` must be on PATH (Debian: apt-get install prometheus)."""
 
 import json
 import math
