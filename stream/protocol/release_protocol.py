@@ -23,7 +23,7 @@ from stream.config import Config
 from stream.config.public_cells import public_cells
 from stream.messages.chain import ChainError, Signer, SigningKeyError, continued, decode_link, encode_link
 from stream.messages.message import Message, decode_outbox, encode_outbox
-from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan, spendable, storable
+from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan, spendable
 from stream.statistics.window_release import Drawn, WindowStatistics
 from stream.statistics.window_rows import WindowRows
 from stream.storage.ledger import AlreadyReleasedError, Ledger, LedgerError, TermsError
@@ -294,7 +294,7 @@ class ReleaseProtocol:
 
     async def plan(self, window: Window, rows: WindowRows | None) -> StoredPlan:
         """Make and store a plan of ``window``. If another worker stored one meanwhile, that plan is returned."""
-        plan = await self.make(window, rows, NOBODY)
+        plan = encode_plan(await self.make(window, rows, NOBODY))
         return self._checked(await self.store.store_plan(window.start, plan))
 
     async def replaced(
@@ -303,12 +303,12 @@ class ReleaseProtocol:
         """Replace ``planned`` by a plan without the users in ``refused``. What was paid stays paid. Returns the plan
         that is stored then.
         """
-        plan = await self.make(window, rows, refused)
+        plan = encode_plan(await self.make(window, rows, refused))
         stored = await self.store.replace_plan(window.start, planned.stored, plan)
         return await self.plan(window, rows) if stored is None else self._checked(stored)
 
-    async def make(self, window: Window, rows: WindowRows | None, refused: IdArray) -> bytes:
-        """A plan, as it is stored, by the ledger and its terms of the period, without the users in ``refused``.
+    async def make(self, window: Window, rows: WindowRows | None, refused: IdArray) -> Plan:
+        """A plan by the ledger and its terms of the period, without the users in ``refused``.
 
         A higher budget takes effect with the next period; so does any other one if feeds share the ledger. If no plan
         can be made, the window is withheld if the relation permits that; else this raises :class:`ContentError`.
@@ -332,17 +332,17 @@ class ReleaseProtocol:
         memory = await self.store.memory()
         try:
             with content_of(window.start, "plan"):
-                return storable(self.statistics.plan(rows, due, Allowance(left, allowed, terms.counts), memory))
+                return self.statistics.plan(rows, due, Allowance(left, allowed, terms.counts), memory)
         except ContentError as error:
             return self._withhold(due, allowed, error)
 
-    def _withhold(self, due: Due, allowed: int, error: ContentError | None) -> bytes:
+    def _withhold(self, due: Due, allowed: int, error: ContentError | None) -> Plan:
         plan = self.statistics.withhold(due, due.terms.privacy.budget if due.terms.ledger is None else allowed)
         if plan is None:
             assert error is not None, "rows that cannot be read are told only where a window may be withheld"
             raise error
         log.error("window withheld", window=utc_text(due.window.start), reason=str(error or "its rows cannot be read"))
-        return encode_plan(plan)
+        return plan
 
     def _checked(self, stored: bytes) -> StoredPlan:
         """A stored plan; raises :class:`LedgerError` if it counts in another unit."""

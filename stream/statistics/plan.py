@@ -267,23 +267,17 @@ def decode_plan(blob: bytes) -> Plan:
 
 
 def require_storable(plan: Plan) -> None:
-    """Raise :class:`TooLargeError` for more cells than :data:`MOST_CELLS`."""
+    """Raise :class:`TooLargeError` for more cells than :data:`MOST_CELLS` or more bytes than :data:`LARGEST_VALUE`."""
     if len(plan.cells) > MOST_CELLS:
         raise TooLargeError(
             f"the window has {len(plan.cells)} cells, and Redis can store the messages of {MOST_CELLS}; nobody was "
             "charged. Lower hexagons.resolution or window.slot, or narrow feed.domain"
         )
-
-
-def storable(plan: Plan) -> bytes:
-    """Stored form of a plan; raises :class:`TooLargeError` for more bytes than :data:`LARGEST_VALUE`."""
-    stored = encode_plan(plan)
-    if len(stored) > LARGEST_VALUE:
+    if (size := len(encode_plan(plan))) > LARGEST_VALUE:
         raise TooLargeError(
-            f"the plan of the window takes {len(stored)} bytes, and Redis can store {LARGEST_VALUE}; nobody was "
-            "charged. Lower hexagons.resolution or window.slot, or split the feed"
+            f"the plan of the window takes {size} bytes, and Redis can store {LARGEST_VALUE}; nobody was charged. "
+            "Lower hexagons.resolution or window.slot, or split the feed"
         )
-    return stored
 
 
 def counts_digest(counts: Counts) -> str:

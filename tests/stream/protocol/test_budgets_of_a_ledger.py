@@ -21,6 +21,7 @@ from stream.config.privacy import PrivacyConfig
 from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint
 from stream.local.server import free_port
 from stream.protocol.ledger_check import Known, LedgerCheck
+from stream.protocol.release_protocol import NOBODY
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, TermsError
 from stream.storage.row_store import RowStore, StateError
@@ -132,7 +133,7 @@ async def test_a_withheld_window_states_the_budget_of_its_period(redis, tmp_path
     assert await budget_of(redis, bus) == 2.0
     _, tram = await with_budgets(redis, tmp_path, 3.0)
     planning = protocol_of(redis, tram, Collected())
-    plan = (await planning.plan(tram.slotting.window(SLOT), None)).plan
+    plan = await planning.make(tram.slotting.window(SLOT), None, NOBODY)
     assert plan.withheld
     assert plan.budget == 2_000_000
     assert await planning.charge(plan) is None

@@ -24,7 +24,7 @@ from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.release_protocol import NOBODY, PLAN_ATTEMPTS, ReleaseProtocol, statistics_of
-from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
+from stream.statistics.plan import Plan, PlanError, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, TermsError
 from stream.storage.row_store import RowStore
@@ -231,7 +231,7 @@ async def test_a_window_that_another_version_planned_with_other_scales_is_charge
     protocol = protocol_of(redis, config, publisher)
     window = config.slotting.window(SLOT)
     contributions = protocol.statistics.arrange(await rows_in(redis, config.feed.name, SLOT), window)
-    plan = decode_plan(await protocol.make(window, contributions, NOBODY))
+    plan = await protocol.make(window, contributions, NOBODY)
     charges = np.where(plan.charges > 0, plan.charges // 3 + 1, 0)
     theirs = msgspec.structs.replace(plan, numerators=(3 * plan.scales.numerator), charges=(charges))
     await protocol.store.store_plan(SLOT, encode_plan(theirs))
