@@ -183,7 +183,7 @@ def _validate(epsilon_micro: float, statistics: Sequence[Statistic], min_users: 
     if not (np.isfinite(epsilon_micro) and epsilon_micro > 0):
         raise BudgetError(f"epsilon of {epsilon_micro} µε is not above 0; give a positive number")
     if not statistics or set(statistics) - set(STATISTICS):
-        raise ParameterError(f"statistics {tuple(statistics)} must be a non-empty choice of {STATISTICS}")
+        raise ParameterError(f"statistics {tuple(statistics)} must be a choice of {STATISTICS}; give at least one")
     if min_users < 1:
         raise ParameterError(f"min_users {min_users} would allow an emptied cell; give at least 1")
 

@@ -52,15 +52,15 @@ def test_a_black_box_finds_no_more_than_epsilon(name):
     assert_private(epsilon_lower_bound(*sides), EPSILON)
 
 
-def worst_loss(costs_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], rate: float) -> float:
-    """Largest loss of a choice over 40 random 4 × 4 grids and every neighbour with one point more in a cell."""
+def worst_loss(costs_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], rate: float, points: int) -> float:
+    """Largest loss of a choice over 40 random 4 × 4 grids and every neighbour with ``points`` more in a cell."""
     rng, worst = np.random.default_rng(5), 0.0
     for _ in range(40):
         counts = rng.poisson(rng.choice([0.2, 1.0, 5.0]), (4, 4)).astype(np.int64)
         base = costs_of(counts)
         for cell in range(16):
             more = counts.copy()
-            more.ravel()[cell] += 1
+            more.ravel()[cell] += points
             worst = max(worst, choice_loss(base, costs_of(more), rate))
     return worst
 
@@ -80,19 +80,21 @@ def e2epriv_costs(objective: Any) -> Callable[[npt.NDArray[np.int64]], npt.NDArr
     return lambda counts: mechanism.costs(counts, DOMAIN, 1.0, 10)
 
 
-CHOICES: dict[str, tuple[Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], int]] = {
-    "htf cuts": (htf_costs, split_sensitivity(1)),
-    "kd medians": (kd_costs, 1),
-    "e2epriv sizes": (e2epriv_costs("weighted"), E2EPriv.cost_sensitivity(1)),
-    "e2epriv sizes, relative": (e2epriv_costs("relative"), E2EPriv.cost_sensitivity(1)),
+CHOICES: dict[str, tuple[Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], Callable[[int], int]]] = {
+    "htf cuts": (htf_costs, split_sensitivity),
+    "kd medians": (kd_costs, lambda points: points),
+    "e2epriv sizes": (e2epriv_costs("weighted"), E2EPriv.cost_sensitivity),
+    "e2epriv sizes, relative": (e2epriv_costs("relative"), E2EPriv.cost_sensitivity),
 }
-"""Costs and their sensitivity."""
+"""Costs, and their sensitivity by the points of a user."""
 
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_every_private_choice_loses_at_most_its_share_exactly(name):
+    """Of one point of a user and of four."""
     costs, sensitivity = CHOICES[name]
-    assert 0 < worst_loss(costs, 1.0 / (2 * sensitivity)) <= 1.0
+    for points in (1, POINTS):
+        assert 0 < worst_loss(costs, 1.0 / (2 * sensitivity(points)), points) <= 1.0
 
 
 @pytest.mark.parametrize("name", ["ag", "quadtree", "kdtree", "htf", "sparse"])

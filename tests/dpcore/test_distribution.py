@@ -33,11 +33,11 @@ def test_no_user_moves_any_level_more_than_their_sensitivity_and_one_moves_it_as
         assert worst == claimed == [2 * m for m in samples]
 
 
-def test_charges_are_the_loss_over_all_cells_and_levels_rounded_up_and_within_the_allowance():
+def test_charges_are_the_loss_over_all_cells_and_levels_within_the_allowance_and_levels_share_by_their_branching():
     rng = np.random.default_rng(3)
     cell, user = rng.integers(0, 4, 200).astype(np.uint64), rng.integers(0, 9, 200).astype(np.uint64)
     counts = Contributions.group(cell, user, np.arange(200), np.zeros(200, np.int64), upper=6500).counts
-    distribution = Distribution(6500, 64)
+    distribution = Distribution(6500, 50)
     rows = distribution.rows(counts, counts.samples)
     solved = allocate(rows, np.full(counts.n_users, MICRO))
     shape = (counts.n_cells, distribution.tree.height)
@@ -52,6 +52,8 @@ def test_charges_are_the_loss_over_all_cells_and_levels_rounded_up_and_within_th
         exact <= charge < exact + n for exact, charge, n in zip(loss, charges.tolist(), entries.tolist(), strict=True)
     )
     assert (charges <= MICRO).all()
+    assert distribution.tree.factors == (6, 9)
+    assert scales.values[:, 0] / scales.values[:, 1] == pytest.approx((8 / 5) ** (1 / 3), rel=0.02)
 
 
 def test_many_cells_at_once_have_the_counts_of_each():

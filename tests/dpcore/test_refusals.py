@@ -137,6 +137,7 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         unclipped=lambda: select_quantiles(ints(U + 1), U, ints(5), MICRO, Noise()),
         min_users=lambda: suppress(SOME, MICRO, min_users=0),
         statistics=lambda: suppress(SOME, MICRO, statistics=("mode",)),
+        no_statistics=lambda: suppress(SOME, MICRO, statistics=()),
         retained=lambda: Mean(U).rows(SOME, SOME.samples + 1),
         retained_variance=lambda: Variance(U, 1).rows(SOME, SOME.samples + 1),
         cap=lambda: sum_caps(SOME, U, -0.5, np.ones(SOME.n_cells)),

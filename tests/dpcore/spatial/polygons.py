@@ -57,15 +57,12 @@ def clipped(polygon: list[Point], low: Point, high: Point) -> list[Point]:
     return polygon
 
 
-def area(polygon: list[Point]) -> Fraction:
-    return sum((turn(polygon[0], a, b) for a, b in pairwise(polygon[1:])), Fraction(0))
-
-
 def meets(polygon: list[Point], low: Point, high: Point) -> bool:
     """Whether the polygon's interior meets the open box."""
     if any(max(p[a] for p in polygon) <= low[a] or min(p[a] for p in polygon) >= high[a] for a in (0, 1)):
         return False
-    return area(clipped(polygon, low, high)) > 0
+    inside = clipped(polygon, low, high)
+    return sum(turn(inside[0], a, b) for a, b in pairwise(inside[1:])) > 0
 
 
 coordinate = st.integers(-2, 22).map(lambda quarter: Fraction(quarter, 4))

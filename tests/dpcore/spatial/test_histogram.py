@@ -208,6 +208,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[DPError], str]] = {
     "counts of another shape": (lambda: fitted(np.zeros((3, 3), np.int64)), DomainError, r"\(3, 3\).*\(8, 8\).*give"),
     "negative counts": (lambda: fitted(EMPTY - 1), DomainError, "-1.*0 or more"),
     "a box without height": (lambda: Domain(1, 0, 1, 1), DomainError, "no area.*south < north"),
+    "a box upside down": (lambda: Domain(1, 0, 0, 1), DomainError, "no area.*south < north"),
     "a box turned over": (lambda: Domain(0, 500, 1, 0), DomainError, "no area.*west < east"),
     "a box without bounds": (lambda: Domain(0, 0, math.inf, 1), DomainError, "not finite.*give"),
     "a box of NaN": (lambda: Domain(math.nan, 0, 1, 1), DomainError, "not finite.*give"),

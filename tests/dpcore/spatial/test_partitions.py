@@ -7,29 +7,19 @@ from dpcore.spatial.partition import LevelDraws, grow, image_of, split_boxes
 from dpcore.spatial.trees import Candidates, median_costs
 from tests.dpcore.spatial.mechanisms import path_costs
 
-DOMAIN = Domain.unit_cells(16, 16)
-
-
-def city(seed: int = 1, n: int = 4000) -> np.ndarray:
-    """Counts of a dense middle in an empty surrounding."""
-    rng = np.random.default_rng(seed)
-    x, y = np.clip(rng.normal(8, 2.0, (2, n)), 0, 15.99).astype(int)
-    counts = np.zeros((16, 16), dtype=np.int64)
-    np.add.at(counts, (x, y), 1)
-    return counts
-
 
 def test_a_tree_grows_below_the_divided_boxes_alone_and_hands_every_level_its_true_counts():
-    """Without noise, every box of more than 100 points divided: each node holds its count, only crowded ones have
-    children."""
-    counts, seen = city(), []
+    """A dense middle in an empty surrounding, every box of more than 100 points divided, without noise: each node holds
+    its count, only crowded ones have children."""
+    counts, seen = np.zeros((16, 16), dtype=np.int64), []
+    np.add.at(counts, tuple(np.clip(np.random.default_rng(1).normal(8, 2.0, (2, 4000)), 0, 15.99).astype(int)), 1)
 
     def draw(truth: np.ndarray, boxes: np.ndarray, depth: int) -> LevelDraws:
         seen.append(depth)
         crowded = (truth > 100) & (depth < 3)
         return LevelDraws(truth.astype(float), np.ones(len(boxes)), np.full(len(boxes), 10**depth), crowded)
 
-    tree = grow(image_of(counts), DOMAIN, draw, lambda boxes, noisy, depth: split_boxes(boxes, 2))
+    tree = grow(image_of(counts), Domain.unit_cells(16, 16), draw, lambda boxes, noisy, depth: split_boxes(boxes, 2))
     assert seen == [0, 1, 2, 3]
     for (x0, x1, y0, y1), noisy in zip(tree.boxes, tree.counts, strict=True):
         assert counts[x0:x1, y0:y1].sum() == noisy

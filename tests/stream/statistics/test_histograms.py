@@ -3,7 +3,6 @@ The worst-case error E and the plan that releases state: no values are further o
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from dpcore.spatial.regions import Footprints
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest
 from stream.statistics import window_release
-from stream.statistics.histograms.fixes import Fixes, fixes_of
+from stream.statistics.histograms.fixes import fixes_of
 from stream.statistics.histograms.histograms import (
     contributing,
     draw_histograms,
@@ -48,6 +47,7 @@ from tests.support.releasing import (
 from tests.support.schemas import validate
 
 RELATIONS = ["values", "participation"]
+PAPERS = dict.fromkeys(("e2epriv", "euler", "htf"), "paper")
 
 
 def region_sensitivity(plan: Plan) -> int:
@@ -55,10 +55,9 @@ def region_sensitivity(plan: Plan) -> int:
 
 
 Transcript = list[tuple[np.ndarray, np.ndarray]]
-Chooser = Callable[[Plan, Fixes], Fixes]
 
 
-def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contributing) -> Transcript:
+def transcript(config: Config, windows: list[np.ndarray]) -> Transcript:
     """Integers before noise of every window of a day through the real planner, budgets carried from window to
     window."""
     spent: dict[int, int] = {}
@@ -70,7 +69,7 @@ def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contrib
         for user, charge in zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True):
             spent[user] = spent.get(user, 0) + charge
             assert spent[user] <= config.privacy.ledger_budget
-        mine = who(plan, fixes)
+        mine = contributing(plan, fixes)
         releases.append((exact_counts(plan.terms.histogram, mine), components_of(plan, mine)))
     return releases
 
@@ -91,12 +90,12 @@ def day(seed: int, windows: int = 5) -> list[np.ndarray]:
     return [located_rows(seed * 10 + k, 60, users=8, slot=SLOT + 3600 * k) for k in range(windows)]
 
 
-def moves_too_much(config: Config, windows: list[np.ndarray], who: Chooser = contributing) -> bool:
+def moves_too_much(config: Config, windows: list[np.ndarray]) -> bool:
     """Whether some user who leaves moves the histograms of a day by more than the windows they pay for allow."""
-    everyone = transcript(config, windows, who)
+    everyone = transcript(config, windows)
     points, region = config.histogram.fixes_per_user, region_sensitivity(planned_with_fixes(config, windows[0])[0])
     for user in np.unique(np.concatenate([rows["user"] for rows in windows])).tolist():
-        without = transcript(config, [rows[rows["user"] != user] for rows in windows], who)
+        without = transcript(config, [rows[rows["user"] != user] for rows in windows])
         paid = windows_paid(config, windows, user)
         for part, sensitivity in enumerate((points, region)):
             moved = sum(int(np.abs(a[part] - b[part]).sum()) for a, b in zip(everyone, without, strict=True))
@@ -163,8 +162,9 @@ def test_a_charge_holds_the_histograms_budget_to_the_smallest_unit(tmp_path, rel
 def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histogram_that_was_drawn(
     tmp_path, relation, goal, monkeypatch
 ):
-    epsilon = {"histogram.epsilon": 0.5} if relation == "zcdp" else {}
-    config = with_histograms(relation, tmp_path, **epsilon, **{"histogram.goal": goal})
+    """Under "participation" with the papers' own parameters: regions are discarded, and counts inferred."""
+    settings = {"zcdp": {"histogram.epsilon": 0.5}, "participation": {"histogram.preset": PAPERS}}.get(relation, {})
+    config = with_histograms(relation, tmp_path, **settings, **{"histogram.goal": goal})
     drawn = []
 
     def keep(*arguments):

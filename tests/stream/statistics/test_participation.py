@@ -239,8 +239,6 @@ RESIDUAL: dict[str, Any] = {
     "speed.post_processing": ["kalman"],
     "speed.statistics": ["mean", "p50"],
 }
-FIRST = 2
-"""Windows before the first with ranges."""
 
 
 def release(
@@ -256,14 +254,6 @@ def release(
     return plan, contributions, bodies_of(messages, HEXAGON_SPEED), after
 
 
-def remembered(config: Config) -> Memory:
-    """The memory after windows of a lively city."""
-    memory = None
-    for number in range(FIRST):
-        memory = release(config, random_rows(number, 900, users=300), memory, SLOT + 3600 * (number - FIRST))[-1]
-    return memory
-
-
 def fleet(number: int, speed: float, users: int = 4000, places: int = 6) -> np.ndarray:
     """Users who drive ``speed`` ± 13 km/h, each in two cells."""
     rows = random_rows(number, 2 * users, users=users, places=places, slot=SLOT + 3600 * number)
@@ -273,7 +263,9 @@ def fleet(number: int, speed: float, users: int = 4000, places: int = 6) -> np.n
 
 def test_ranges_change_no_charge_and_no_scale_and_less_noise_is_left_in_the_mean(tmp_path):
     config, rows = riders(tmp_path, **RESIDUAL | {"privacy.epsilon": 0.2}), random_rows(3, 900, users=300)
-    (plan, contributions), memory = planned(config, rows), remembered(config)
+    (plan, contributions), memory = planned(config, rows), None
+    for hours, seed in ((-2, 0), (-1, 1)):
+        *_, memory = release(config, random_rows(seed, 900, users=300), memory, SLOT + 3600 * hours)
     ranged = with_ranges(plan, memory)
     assert msgspec.structs.replace(ranged, participation=ParticipationPart()) == plan, "ranges cost nothing"
     assert decode_plan(encode_plan(ranged)) == ranged
