@@ -20,6 +20,7 @@ from stream.protocol import close_process
 from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import LedgerCheck, verify_ledger
 from stream.storage.ledger import Ledger
+from stream.storage.shared_ledger import SharedLedger
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config
 from tests.support.sharing import PERIOD, sharing
 from tests.support.stored_rows import dump, fill, put_back
@@ -35,6 +36,7 @@ class City:
     feeds: tuple[Config, ...]
     server: RedisServer
     folder: Path
+    client: Redis
 
     @property
     def bus(self) -> Config:
@@ -44,14 +46,16 @@ class City:
     def tram(self) -> Config:
         return self.feeds[1]
 
+    @property
+    def shared(self) -> SharedLedger:
+        return SharedLedger(self.client, self.bus.feed.name, str(self.bus.shared_ledger))
+
     async def fill(self, hours: int = 3) -> None:
-        async with Redis.from_url(self.server.url) as client:
-            for config in self.feeds:
-                await fill(client, config, hours)
+        for config in self.feeds:
+            await fill(self.client, config, hours)
 
     async def verify(self, config: Config | None = None) -> str:
-        async with Redis.from_url(self.server.url) as client:
-            return await verify_ledger(config or self.bus, client)
+        return await verify_ledger(config or self.bus, self.client)
 
     async def release(self, config: Config, hour: int) -> str | None:
         """Why the window was not released; None if it was."""
@@ -63,8 +67,7 @@ class City:
         return [report.failure for report in await close_windows(self.bus, [SLOT + hour * HOUR for hour in hours])]
 
     async def spent(self) -> tuple[int, int]:
-        async with Redis.from_url(self.server.url) as client:
-            return await Ledger.of(client, self.bus).total(PERIOD)
+        return await Ledger.of(self.client, self.bus).total(PERIOD)
 
     async def markers(self, config: Config | None = None) -> list[dict[str, Any]]:
         """Every close marker, in order of publication."""
@@ -85,10 +88,9 @@ class City:
             await look(check)
             looks.append(1)
             if len(looks) == 1:
-                async with Redis.from_url(self.server.url) as client:
-                    older = await dump(client)
-                    assert await self.release(config, 0) is None
-                    await put_back(client, older)
+                older = await dump(self.client)
+                assert await self.release(config, 0) is None
+                await put_back(self.client, older)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LedgerCheck, "verify", overtaken)
@@ -99,12 +101,13 @@ class City:
         shutil.rmtree(self.folder / "backup", ignore_errors=True)
         shutil.copytree(self.server.folder / "appendonlydir", self.folder / "backup")
 
-    def set_back(self) -> None:
+    async def set_back(self) -> None:
         """Start Redis again with the copy, as an operator does who restores a backup."""
         self.server.stop()
         shutil.rmtree(self.server.folder / "appendonlydir")
         shutil.copytree(self.folder / "backup", self.server.folder / "appendonlydir")
         self.server.start()
+        await self.client.connection_pool.disconnect()
 
 
 @pytest.fixture
@@ -117,7 +120,8 @@ async def city(kafka: str, redis_binary: str | None, tmp_path: Path, topic_name:
             await create_topics(config)
             load_user_key(config.privacy.user_key_file)  # as a worker that starts does
         close_process.begin_anew()
-        yield City(both, server, tmp_path)
+        async with Redis.from_url(server.url) as client:
+            yield City(both, server, tmp_path, client)
 
 
 @pytest.fixture
@@ -127,4 +131,5 @@ async def deployment(kafka: str, redis_binary: str | None, tmp_path: Path, topic
         named = {"feed.name": topic_name, "feed.topic": topic_name, "kafka.group": topic_name}
         config = bus_config(tmp_path, **named, **PLAINLY_PLANNED, **{"kafka.bootstrap": kafka, "redis.url": server.url})
         await create_topics(config)
-        yield City((config,), server, tmp_path)
+        async with Redis.from_url(server.url) as client:
+            yield City((config,), server, tmp_path, client)

@@ -1,7 +1,12 @@
-"""Parts of a close, for tests that stop between two steps."""
+"""A close, whole or in parts, for tests that stop between two steps or let one fail."""
 
 import dataclasses
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import pytest
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
@@ -11,6 +16,7 @@ from stream.offline import MemoryRows
 from stream.protocol.release_protocol import ReleaseProtocol, statistics_of
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
+from tests.support.builders import SLOT
 
 
 class Collected:
@@ -30,10 +36,27 @@ class Stopped(Exception):  # noqa: N818 - a signal of the tests, not a fault
     """Raised once the step was reached."""
 
 
-def protocol_of(redis: Redis, config: Config, publisher, rows: MemoryRows | None = None, **hooks) -> ReleaseProtocol:
+def protocol_of(
+    redis: Redis, config: Config, publisher, rows: MemoryRows | None = None, noise: Noise | None = None, **hooks
+) -> ReleaseProtocol:
     """The release protocol of ``config`` with its ledger in ``redis``, and its rows, too, unless they are given."""
     store, ledger = rows or RowStore.of(redis, config), Ledger.of(redis, config)
-    return ReleaseProtocol(statistics_of(config), redis, store, ledger, publisher, Noise(), **hooks)
+    return ReleaseProtocol(statistics_of(config), redis, store, ledger, publisher, noise or Noise(), **hooks)
+
+
+async def closed(redis: Redis, config: Config, slot: int = SLOT, **hooks: Any) -> list[Message]:
+    """The messages of a window that is closed."""
+    publisher = Collected()
+    await protocol_of(redis, config, publisher, **hooks).close(slot)
+    return publisher.messages
+
+
+async def refused(redis: Redis, config: Config, error: type[Exception], says: str | None = None, **hooks: Any) -> None:
+    """Closing the first window raises ``error``, and nothing is published."""
+    publisher = Collected()
+    with pytest.raises(error, match=says):
+        await protocol_of(redis, config, publisher, **hooks).close(SLOT)
+    assert publisher.messages == []
 
 
 async def close_until(protocol: ReleaseProtocol, slot: int, last: str) -> None:
@@ -48,3 +71,33 @@ async def close_until(protocol: ReleaseProtocol, slot: int, last: str) -> None:
     except Stopped:
         return
     raise AssertionError(f"step {last} was not reached")
+
+
+@contextmanager
+def failing(
+    owner: type, name: str, error: BaseException, *, after: bool = False, times: int = 1
+) -> Iterator[list[str]]:
+    """The first ``times`` calls of a method raise ``error``, before or after it did its work. Yields those calls."""
+    original, calls = getattr(owner, name), list[str]()
+
+    def fails(now: bool) -> None:
+        if now and len(calls) < times:
+            calls.append(name)
+            raise error
+
+    async def waiting(work: Any) -> Any:
+        result = await work
+        fails(after)
+        return result
+
+    def method(self: Any, *given: Any, **named: Any) -> Any:
+        fails(not after)
+        result = original(self, *given, **named)
+        if inspect.isawaitable(result):
+            return waiting(result)
+        fails(after)
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, method)
+        yield calls

@@ -29,7 +29,7 @@ from stream.storage.shared_ledger import SharedLedger
 from stream.windows import Horizon, Period, Slotting
 from tests.support.builders import SLOT, random_rows
 from tests.support.city import HOUR
-from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.closing import Collected, close_until, closed, protocol_of, refused
 from tests.support.command import run
 from tests.support.environment import worker_environment
 from tests.support.nightly import nightly_but
@@ -62,9 +62,7 @@ async def hold(redis: Redis, config: Config, seed: int, slot: int) -> None:
 
 async def budget_of(redis: Redis, config: Config, slot: int = SLOT) -> float:
     """The budget that the close marker of a window states."""
-    publisher = Collected()
-    await protocol_of(redis, config, publisher).close(slot)
-    return json.loads(publisher.messages[-1].value)["budget"]
+    return json.loads((await closed(redis, config, slot))[-1].value)["budget"]
 
 
 @pytest.mark.every_server
@@ -200,8 +198,7 @@ async def test_no_feed_begins_a_period_above_a_worker_that_started_whatever_star
         await starts(redis, config)
     await looks(redis, low)
     await starts(redis, high)
-    charges = tram if first == "low" else high
-    await protocol_of(redis, charges, Collected()).close(SLOT)
+    await closed(redis, tram if first == "low" else high)
     assert (await Ledger.of(redis, low).terms(PERIOD)).budget == 2_000_000
     assert 0 < max((await spent(redis, low)).values()) <= 2_000_000
 
@@ -216,9 +213,7 @@ async def test_a_window_is_released_although_a_worker_with_a_higher_budget_resta
         restarts.append(step)
         await starts(redis, high)
 
-    publisher = Collected()
-    await protocol_of(redis, low, publisher, after_step=restart).close(SLOT)
-    assert publisher.messages
+    assert await closed(redis, low, after_step=restart)
     assert restarts.count("plan") == 1
     assert 0 < max((await spent(redis, low)).values()) <= 2_000_000
 
@@ -235,13 +230,10 @@ async def test_a_worker_never_begins_a_period_above_its_own_budget(redis, tmp_pa
         if step == last:
             await raises(redis, high)
 
-    publisher = Collected()
-    with pytest.raises(Exception, match="budgets were spent elsewhere"):
-        await protocol_of(redis, low, publisher, after_step=interrupt).close(SLOT)
-    assert publisher.messages == []
+    await refused(redis, low, LedgerError, "budgets were spent elsewhere", after_step=interrupt)
     assert max((await spent(redis, low)).values()) == 0
     await looks(redis, low)
-    await protocol_of(redis, low, publisher).close(SLOT)
+    await closed(redis, low)
     assert 0 < max((await spent(redis, low)).values()) <= 2_000_000
 
 
@@ -299,9 +291,8 @@ async def test_doctor_names_the_feeds_who_holds_periods_the_budgets_that_are_sta
     names = city.bus.feed.name, city.tram.feed.name
     await city.verify(configured(city.bus, 95.0))
     await city.verify(configured(city.tram, float(tram)))
-    async with Redis.from_url(city.server.url) as client:
-        await client.hset(FeedKeys.of(city.bus).feeds, names[0], SLOT)
-        finding = await ledger_finding(configured(city.tram, float(given)), client)
+    await city.client.hset(FeedKeys.of(city.bus).feeds, names[0], SLOT)
+    finding = await ledger_finding(configured(city.tram, float(given)), city.client)
     assert finding.ok, finding
     sentences = finding.found
     assert "of the feeds {}, {}".format(*names) in sentences
@@ -351,17 +342,15 @@ async def test_adopting_periods_without_the_user_key_is_refused_and_makes_none(c
     adopted = await asyncio.to_thread(run, *command, code=1, env=env)
     assert str(key) in adopted.output
     assert not key.parent.exists()
-    async with Redis.from_url(city.server.url) as client:
-        assert await client.keys() == []
+    assert await city.client.keys() == []
 
 
 async def test_a_check_that_is_no_start_of_a_worker_makes_no_key_and_binds_no_ledger_and_a_start_makes_one_once(city):
     key = city.bus.privacy.user_key_file
     key.unlink(missing_ok=True)
-    async with Redis.from_url(city.server.url) as client:
-        with pytest.raises(LedgerError, match="the first worker creates it"):
-            await LedgerCheck(city.bus, client, Ledger.of(client, city.bus), Known()).verify()
-        assert await client.keys() == []
+    with pytest.raises(LedgerError, match="the first worker creates it"):
+        await LedgerCheck(city.bus, city.client, Ledger.of(city.client, city.bus), Known()).verify()
+    assert await city.client.keys() == []
     assert not key.exists()
     await city.verify(city.bus)
     key.unlink()  # the ledger has it, so a worker without it is refused and makes none

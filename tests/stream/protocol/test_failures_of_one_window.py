@@ -23,7 +23,7 @@ from stream.config.histogram import MAX_MESSAGE_BYTES
 from stream.config.public_cells import MAX_CELLS
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, encode_outbox
 from stream.protocol.close_process import CloseReport, close_windows, publish_windows
-from stream.protocol.release_protocol import ContentError, ReleaseProtocol, statistics_of
+from stream.protocol.release_protocol import ContentError, ReleaseProtocol
 from stream.statistics import plan
 from stream.statistics.columns import MAX_NUMBERS
 from stream.statistics.histograms.histograms import contributing, exact_counts
@@ -44,28 +44,12 @@ from tests.support.builders import (
     riders_config,
     with_histograms,
 )
-from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.closing import Collected, close_until, closed, failing, protocol_of, refused
 from tests.support.hourly import BUS
 from tests.support.releasing import bodies_of, planned_with_fixes, released
 from tests.support.schemas import validate
 from tests.support.stored_rows import HOUR, Clock, due, fill, rows_in, store
 from tests.support.topics_reader import read_all
-
-
-def fails(owner: type, step: str, error: BaseException, patch: pytest.MonkeyPatch) -> None:
-    """Let a step of ``owner`` raise for the window of ``SLOT`` alone."""
-    original = getattr(owner, step)
-
-    def failing(*given: Any, **named: Any) -> Any:
-        for value in given:
-            rows = isinstance(value, np.ndarray) and value.dtype.names
-            start = value["time"].min() // 1_000_000 if rows else value
-            window = getattr(getattr(value, "window", value), "start", start)
-            if isinstance(window, int | np.integer) and SLOT <= window < SLOT + HOUR:
-                raise error
-        return original(*given, **named)
-
-    patch.setattr(owner, step, failing)
 
 
 async def starts_of_markers(config: Config) -> list[str]:
@@ -83,14 +67,13 @@ async def starts_of_markers(config: Config) -> list[str]:
         (NotSealedError(SLOT, ["t/0"]), "unsealed"),
     ],
 )
-async def test_the_windows_behind_it_wait_until_it_is_closed(error, failure, feed, redis, monkeypatch):
+async def test_the_windows_behind_it_wait_until_it_is_closed(error, failure, feed, redis):
     config = feed(**PLAINLY_PLANNED)
     await fill(redis, config, 3)
     due = [SLOT, SLOT + HOUR, SLOT + 2 * HOUR]
-    fails(ReleaseProtocol, "window", error, monkeypatch)
-    assert [(report.failure, report.blocks) for report in await close_windows(config, due)] == [(failure, True)]
+    with failing(ReleaseProtocol, "window", error):
+        assert [(report.failure, report.blocks) for report in await close_windows(config, due)] == [(failure, True)]
     assert await starts_of_markers(config) == []
-    monkeypatch.undo()
     assert {report.failure for report in await close_windows(config, due)} == {None}
     assert await starts_of_markers(config) == ["12", "13", "14"]
 
@@ -116,8 +99,7 @@ async def test_what_nobody_foresaw_blocks_the_windows_behind_it_and_the_operator
     worker = Worker(config)
     closing, due, blocked = Closing(worker), [SLOT, SLOT + HOUR], worker.metrics.closing_blocked._value
     async with aclosing(worker.redis):
-        with monkeypatch.context() as patch:
-            fails(ReleaseProtocol, "window", ZeroDivisionError("planted"), patch)
+        with failing(ReleaseProtocol, "window", ZeroDivisionError("planted"), times=4):
             for _ in range(4):
                 assert await closing.close(due) > 0.0
         assert (worker.metrics.unexpected_failures._value.get(), blocked.get()) == (4, 1)
@@ -134,8 +116,7 @@ async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_s
     config = feed()
     name = config.feed.name
     await fill(redis, config, 1)
-    with monkeypatch.context() as patch:
-        fails(WindowStatistics, "draw", MemoryError("planted"), patch)
+    with failing(WindowStatistics, "draw", MemoryError("planted")):
         (report,) = await close_windows(config, [SLOT])
     assert report.failure == "content"
     charged = await Ledger(redis, name).total("2017-03-21")
@@ -225,9 +206,8 @@ async def test_rows_that_come_after_a_later_window_was_planned_are_dropped(make,
     """As under ``window.lateness = "event-time"``, where a window without rows is not sealed."""
     config = make(tmp_path, **{"redis.url": redis_url, "feed.name": "bus"})
     await fill(redis, config, 2)
-    await protocol_of(redis, config, Collected()).close(SLOT + HOUR)
-    with pytest.raises(OutOfTurnError, match="never released"):
-        await protocol_of(redis, config, Collected()).close(SLOT)
+    await closed(redis, config, SLOT + HOUR)
+    await refused(redis, config, OutOfTurnError, "never released")
     assert not await redis.exists(FeedKeys("bus").plan(SLOT))
     await RowStore(redis, "bus").advance_first_slot(SLOT, SLOT)
     assert await due(config) == []
@@ -254,10 +234,7 @@ async def test_an_epsilon_that_no_number_of_a_window_can_be_had_for_withholds_it
     """
     config = bus_config(tmp_path, **{"privacy.epsilon": 1e-6, "privacy.budget": 1e-6})
     await fill(redis, config, 1)
-    out = Collected()
-    released = await protocol_of(redis, config, out).close(SLOT)
-    assert released.withheld
-    (marker,) = (json.loads(message.value) for message in out.messages)
+    (marker,) = (json.loads(message.value) for message in await closed(redis, config))
     validate(WINDOW, marker)
     assert (marker["withheld"], marker["messages"], marker["sequence"]) == (True, 0, 1)
     assert await Ledger(redis, "bus").periods() == []
@@ -284,8 +261,8 @@ async def test_only_what_follows_from_public_counts_is_told_and_the_next_windows
     make = {"values": bus_config, "participation": riders_config}[relation]
     config = feed(make, **{"feed.domain": box, "window.publication_margin": "1s"})
     await fill(redis, config, 2)
-    fails(WindowStatistics, step, MemoryError("planted"), monkeypatch)
-    reports = await close_windows(config, [SLOT, SLOT + HOUR])
+    with failing(WindowStatistics, step, MemoryError("planted")):
+        reports = await close_windows(config, [SLOT, SLOT + HOUR])
     assert [report.failure for report in reports] == [None if withheld else "content", None]
     committed = [report.slot for report in reports if report.failure is None]
     published = await publish_windows(config, committed)
@@ -294,7 +271,6 @@ async def test_only_what_follows_from_public_counts_is_told_and_the_next_windows
     markers = [json.loads(r.value) for r in records if r.topic == WINDOW]
     assert [marker.get("withheld", False) for marker in markers] == ([True, False] if withheld else [False])
     assert await ReleaseStore.of(redis, config).slots_set_aside() == (set() if withheld else {SLOT})
-    monkeypatch.undo()
     Clock().rules(monkeypatch)
     assert SLOT not in await due(config), "a restart meets it again"
 
@@ -329,7 +305,7 @@ NAMES = ["euler", "htf", "sparse", "ug"]
 async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_was_published(redis, tmp_path):
     config = with_histograms("values", tmp_path, NAMES)
     await store(redis, config, located_rows(2, 200))
-    await protocol_of(redis, config, Collected()).close(SLOT)
+    await closed(redis, config)
     of_feed = {"birth", "closed", "generation", "ledger:2017-03-21", "link", "opened", "planned", "sealed", "sequence"}
     names = {f"hv:{{bus}}:{name}" for name in of_feed | {"terms:2017-03-21"}}
     names |= {f"hv:{{part:bus:bus/0}}:{name}" for name in ("progress", "sealed")}
@@ -342,16 +318,13 @@ async def release(
     """Messages and charges of the window after ``batches`` of (partition, first offset, rows), under recorded noise."""
     await redis.flushall()
     state, feed = RowStore(redis, config.feed.name), config.feed.name
-    ledger = Ledger(redis, feed)
-    await ledger.start_generation(birth=0)
+    await Ledger(redis, feed).start_generation(birth=0)
     await redis.set(FeedKeys(feed).generation, "11111111-1111-4111-8111-111111111111")
     for partition, first, rows in batches:
         n = len(rows)
         await state.append(partition, first, first + n, rows, np.arange(first, first + n), np.full(n, SLOT))
-    publisher = Collected()
     recorded = Noise(np.random.default_rng(5).bytes)
-    await ReleaseProtocol(statistics_of(config), redis, state, ledger, publisher, recorded).close(SLOT)
-    return publisher.messages, await redis.hgetall(FeedKeys(feed).ledger("2017-03-21"))
+    return await closed(redis, config, noise=recorded), await redis.hgetall(FeedKeys(feed).ledger("2017-03-21"))
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
@@ -391,9 +364,8 @@ async def test_a_stored_plan_is_drawn_as_it_was_charged_whatever_the_configurati
     }[change]
     await store(redis, before, rows)
     await close_until(protocol_of(redis, before, Collected()), SLOT, "plan")
-    publisher = Collected()
-    await protocol_of(redis, now, publisher).close(SLOT)
-    bodies, (marker,) = bodies_of(publisher.messages), bodies_of(publisher.messages, WINDOW)
+    messages = await closed(redis, now)
+    bodies, (marker,) = bodies_of(messages), bodies_of(messages, WINDOW)
     drawn = [(body["mechanism"], body["fixes_per_user"], body["domain"]["south"]) for body in bodies]
     assert drawn == ([] if before is none else [("ug", 1, 30.1)])
     assert ("mechanisms" in marker) == (before is one)
@@ -411,14 +383,11 @@ async def test_a_user_who_cannot_pay_for_the_histograms_is_in_none_of_them_and_p
     almost = config.privacy.ledger_budget - config.histogram_grant + 1
     for user in poor.tolist():
         await redis.hset(FeedKeys("riders").ledger(period), str(user), almost)
-    publisher = Collected()
-    await ReleaseProtocol(
-        statistics_of(config), redis, RowStore(redis, "riders"), Ledger(redis, "riders"), publisher, Silence()
-    ).close(SLOT)
+    messages = await closed(redis, config, noise=Silence())
     spent = await Ledger(redis, "riders").spent(period, users, besides=0)
     assert spent[:3].tolist() == [almost] * 3
     assert np.all(spent[3:] >= config.histogram_grant)
-    (body,) = bodies_of(publisher.messages)
+    (body,) = bodies_of(messages)
     plan, _, fixes = planned_with_fixes(config, rows[~np.isin(rows["user"], poor)])
     assert plan.terms.histogram is not None
     assert body["structure"]["counts"] == exact_counts(plan.terms.histogram, contributing(plan, fixes)).tolist()

@@ -2,14 +2,13 @@
 on a Redis that lost charges, which the number of committed windows in the close markers reveals."""
 
 import asyncio
-import inspect
 import itertools
 import json
 import subprocess
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial, reduce
 from pathlib import Path
@@ -24,10 +23,10 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from stream.app.doctor import retention_finding
-from stream.config import Config
+from stream.config import Config, load_config
 from stream.config.servers import KafkaConfig
 from stream.local.server import free_port
-from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest
+from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, SPATIAL_HISTOGRAM, WINDOW, Message, digest
 from stream.messages.topics import create_topics
 from stream.protocol import close_process, markers, publishing
 from stream.protocol.close_process import close_windows
@@ -43,12 +42,21 @@ from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from stream.windows import Period
 from tests.support import hourly
-from tests.support.builders import SLOT, bus_config, random_rows, riders, riders_config
-from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.builders import (
+    SLOT,
+    bus_config,
+    located_rows,
+    random_rows,
+    riders,
+    riders_config,
+    uncommented,
+    with_histograms,
+)
+from tests.support.closing import Collected, close_until, closed, failing, protocol_of, refused
 from tests.support.environment import worker_environment
 from tests.support.feeding import administering, create_topic
 from tests.support.protocol_child import exit_code
-from tests.support.releasing import planned, recalled
+from tests.support.releasing import planned_with_fixes, recalled
 from tests.support.stored_rows import dump, fill, put_back, store
 from tests.support.topics_reader import read_all
 
@@ -57,33 +65,38 @@ from tests.support.topics_reader import read_all
 async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_once_with_the_same_bytes(
     step, kafka, redis, redis_url, tmp_path, topic_name
 ):
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+    """Histograms are charged with the cells before noise is drawn, and are of the same bytes as well."""
+    file, rows, key = tmp_path / "histograms.toml", located_rows(1, 400), tmp_path / "user.key"
+    file.write_text(uncommented(hourly.BUS, euler=True).replace("rows = 64", "rows = 16", 1), encoding="utf-8")
+    named = {"feed.name": topic_name, "kafka.bootstrap": kafka, "privacy.user_key_file": str(key)}
+    config = load_config(file, **named)
     await create_topics(config)
-    await store(redis, config, random_rows(1, 400))
-    run = partial(exit_code, hourly.BUS, topic_name, tmp_path / "user.key", kafka, redis_url, SLOT)
+    await store(redis, config, rows)
+    run = partial(exit_code, file, topic_name, key, kafka, redis_url, SLOT)
     assert run(step) == -9
-    ledger = Ledger(redis, topic_name)
-    charged_before = await ledger.total("2017-03-21")
+    ledger, committed = Ledger(redis, topic_name), await redis.get(FeedKeys(topic_name).outbox(SLOT))
+    plan, contributions, _ = planned_with_fixes(config, rows)
+    exact = contributions.counts.n_users, int(plan.charged_users()[1].sum())
     if STEPS.index(step) >= STEPS.index("charge"):
-        assert charged_before[1] > 0, "noise was drawn before anybody was charged"
+        assert await ledger.total("2017-03-21") == exact, "noise was drawn before everybody had paid for everything"
     assert run("never") == 0
 
     bodies = defaultdict(set)
-    for record in await read_all(kafka, topic_name):
-        bodies[dict(record.headers)["ce_id"]].add(record.value)
+    for record in await read_all(kafka, topic_name, OUTPUT_TOPICS):
+        bodies[dict(record.headers)["ce_id"].decode()].add(record.value)
     assert all(len(values) == 1 for values in bodies.values()), "one identifier with two different payloads"
-    markers = [value for key, (value,) in ((k, tuple(v)) for k, v in bodies.items()) if key.startswith(WINDOW.encode())]
-    assert len(markers) == 1
-    marker = msgspec.json.decode(markers[0])
-    releases = {k: next(iter(v)) for k, v in bodies.items() if k.startswith(HEXAGON_SPEED.encode())}
-    assert marker["messages"] == len(releases)
-    assert marker["digest"] == digest(releases[key] for key in sorted(releases))
-    plan, contributions = planned(config, random_rows(1, 400))
-    assert await ledger.total("2017-03-21") == (contributions.counts.n_users, int(plan.charged_users()[1].sum()))
+    cells, histograms, markers = (
+        [value for name in sorted(bodies) if name.startswith(topic) for value in bodies[name]]
+        for topic in (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
+    )
+    (marker,) = map(json.loads, markers)
+    assert marker["mechanisms"] == [json.loads(body)["mechanism"] for body in histograms] == ["euler", "sparse"]
+    assert (marker["messages"], marker["digest"]) == (len(cells) + 2, digest(cells + histograms))
+    assert committed is None or all(body in committed for body in cells + histograms + markers)
+    assert await ledger.total("2017-03-21") == exact
     assert await RowStore(redis, topic_name).open_slots() == []
-    window_bodies = [msgspec.json.decode(value) for _, value in sorted(releases.items())]
     remembered = await redis.get(FeedKeys(topic_name).memory)
-    assert remembered == encode_memory(recalled(window_bodies, marker, None)), "memory and topic disagree"
+    assert remembered == encode_memory(recalled(list(map(json.loads, cells)), marker, None)), "they disagree"
     assert marker["memory"] == {"before": None, "after": identity(decode_memory(remembered))}
 
 
@@ -91,10 +104,7 @@ async def test_a_lost_ledger_generation_stops_the_release_before_anything_is_dra
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(3, 50))
     await redis.delete(FeedKeys("bus").generation)
-    publisher = Collected()
-    with pytest.raises(LedgerError, match="append-only"):
-        await protocol_of(redis, config, publisher).close(SLOT)
-    assert publisher.messages == []
+    await refused(redis, config, LedgerError, "append-only")
     assert await redis.get(FeedKeys("bus").outbox(SLOT)) is None
 
 
@@ -174,16 +184,13 @@ async def test_a_broker_that_does_not_show_the_topic_of_markers_starts_no_ledger
 async def test_rows_that_change_after_the_plan_are_never_drawn(redis, tmp_path):
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(5, 80))
-    publisher = Collected()
 
     async def tamper(step: str) -> None:
         if step == "seal":
             await redis.delete(PartKeys(FeedKeys("bus"), "bus/0").rows(SLOT))
 
-    await close_until(protocol_of(redis, config, publisher), SLOT, "charge")
-    with pytest.raises(PlanError, match="changed after they were planned"):
-        await protocol_of(redis, config, publisher, after_step=tamper).close(SLOT)
-    assert publisher.messages == []
+    await close_until(protocol_of(redis, config, Collected()), SLOT, "charge")
+    await refused(redis, config, PlanError, "changed after they were planned", after_step=tamper)
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
@@ -194,10 +201,8 @@ async def test_a_speed_bound_raised_between_plan_and_draw_holds_from_the_next_wi
     made = {"values": bus_config, "participation": riders_config}[relation]
     before, after = made(tmp_path), made(tmp_path, **{"value.upper": 1000.0})
     await store(redis, before, random_rows(5, 80))
-    publisher = Collected()
-    await close_until(protocol_of(redis, before, publisher), SLOT, "charge")
-    await protocol_of(redis, after, publisher).close(SLOT)
-    *cells, marker = (json.loads(message.value) for message in publisher.messages)
+    await close_until(protocol_of(redis, before, Collected()), SLOT, "charge")
+    *cells, marker = (json.loads(message.value) for message in await closed(redis, after))
     assert marker["clipping"]["upper"] == before.value.upper
     assert all(body["mean"]["interval"][1] <= before.value.upper for body in cells if "mean" in body)
 
@@ -222,24 +227,30 @@ async def test_charges_are_paid_once_however_often_they_are_sent_and_never_beyon
         await ledger.charge(SLOT, day, "another generation", users, charges, 10_000)
 
 
-async def test_a_worker_that_falls_asleep_before_its_commit_cannot_release_a_window_again(redis, tmp_path):
-    """Another worker releases the window and cleans up between this worker's draw and commit; this draw must be
-    discarded."""
-    config = bus_config(tmp_path)
-    await store(redis, config, random_rows(8, 150))
-    other, late = Collected(), Collected()
-    redraws: list[int] = []
+@pytest.mark.parametrize("last", ["commit", "clean"])
+async def test_a_worker_overtaken_anywhere_publishes_the_bytes_of_the_other_or_nothing_and_charges_nobody_again(
+    redis, tmp_path, last
+):
+    """After a step of this worker, another one commits the window, or releases it and cleans up. What this one draws
+    is discarded unseen, histograms as well."""
+    config = with_histograms("participation", tmp_path, ["ug"])
+    ledger, redraws = Ledger.of(redis, config), list[str]()
+    for moment in STEPS[: STEPS.index("commit")]:
+        await redis.flushall()
+        await store(redis, config, located_rows(8, 150))
+        other, before = Collected(), list[Any]()
 
-    async def overtaken(step: str) -> None:
-        if step == "draw":
-            await protocol_of(redis, config, other).close(SLOT)
+        async def overtaken(step: str, moment=moment, other=other, before=before) -> None:
+            if step == moment and not before:
+                await close_until(protocol_of(redis, config, other), SLOT, last)
+                before.extend([await ledger.total(PERIOD), await ReleaseStore.of(redis, config).outbox(SLOT)])
 
-    closing = protocol_of(redis, config, late, after_step=overtaken, on_redraw=lambda: redraws.append(1))
-    result = await closing.close(SLOT)
-    assert late.messages == []
-    assert redraws == [1]
-    assert result.messages == len(other.messages)
-    assert not [key async for key in redis.scan_iter(match=b"*outbox*")]
+        mine = await closed(redis, config, after_step=overtaken, on_redraw=lambda moment=moment: redraws.append(moment))
+        assert [message.value for message in mine if message.value not in (before[1] or b"")] == [], moment
+        assert (len(mine) > 1, len(other.messages) > 1) == (last == "commit", last == "clean"), moment
+        assert await ledger.total(PERIOD) == before[0], moment
+        assert not [key async for key in redis.scan_iter(match=b"*outbox*")]
+    assert redraws[-1] == "draw"
 
 
 async def test_a_topic_made_after_the_start_does_not_make_the_producer_forget_the_others(
@@ -265,36 +276,6 @@ FAILING_STEPS = (
 )  # fmt: skip
 
 
-@contextmanager
-def failing_once(owner: Any, name: str, error: Exception, *, after: bool) -> Iterator[list[str]]:
-    """The first call of a method raises ``error``, before or after it did its work. Yields whether it was called."""
-    original, calls = getattr(type(owner), name), []
-
-    def fails(now: bool) -> None:
-        if now and not calls:
-            calls.append(name)
-            raise error
-
-    async def waiting(work: Any) -> Any:
-        result = await work
-        fails(after)
-        return result
-
-    def failing(self: Any, *given: Any, **named: Any) -> Any:
-        fails(not after)
-        result = original(self, *given, **named)
-        if inspect.isawaitable(result):
-            return waiting(result)
-        fails(after)
-        return result
-
-    setattr(type(owner), name, failing)
-    try:
-        yield calls
-    finally:
-        setattr(type(owner), name, original)
-
-
 class Closed(NamedTuple):
     """What became of a window: charges, messages by ``ce_id`` with their versions, and whether it was withheld."""
 
@@ -303,7 +284,7 @@ class Closed(NamedTuple):
     withheld: bool
 
 
-async def closed(
+async def disturbed(
     redis: Redis, config: Config, step: str = "", error: Exception | None = None, *, after: bool
 ) -> Closed:
     """Close a window once with the error, and once more without; what was set aside is taken up."""
@@ -313,7 +294,7 @@ async def closed(
     protocol = protocol_of(redis, config, publisher)
     if error is not None:
         *path, name = step.split(".")
-        planted = failing_once(reduce(getattr, path, protocol), name, error, after=after)
+        planted = failing(type(reduce(getattr, path, protocol)), name, error, after=after)
         with planted as calls, suppress(type(error), ContentError):
             await protocol.close(SLOT)
         assert calls
@@ -342,9 +323,9 @@ async def closed(
 )
 async def test_a_window_is_charged_and_drawn_once_whichever_step_fails(redis, tmp_path, relation, error, after):
     config = bus_config(tmp_path) if relation == "values" else riders(tmp_path, **{"hexagons.resolution": 5})
-    undisturbed = await closed(redis, config, after=after)
+    undisturbed = await disturbed(redis, config, after=after)
     for step in FAILING_STEPS:
-        release = await closed(redis, config, step, error, after=after)
+        release = await disturbed(redis, config, step, error, after=after)
         assert {len(values) for values in release.versions.values()} == {1}, step
         if release.withheld:
             assert (relation, release.charged, len(release.versions)) == ("values", (0, 0), 1), step
@@ -367,13 +348,12 @@ async def test_a_redis_that_was_set_back_releases_and_charges_nothing_and_withou
     await deployment.fill(4)
     assert await deployment.failures(0) == [None]
     deployment.backup()
-    async with Redis.from_url(deployment.server.url) as client:
-        older = await dump(client)
-        assert await deployment.failures(1, 2) == [None, None]
-        if back == "keys":
-            await put_back(client, older)
+    older = await dump(deployment.client)
+    assert await deployment.failures(1, 2) == [None, None]
+    if back == "keys":
+        await put_back(deployment.client, older)
     if back == "backup":
-        deployment.set_back()
+        await deployment.set_back()
         close_process.begin_anew()
     before = await deployment.spent()
     reason = await deployment.release(deployment.bus, 3)
@@ -419,7 +399,7 @@ async def test_a_window_half_published_whose_commit_was_lost_is_not_drawn_again_
         patch.setattr(KafkaPublisher, "publish", half)
         assert await deployment.failures(0) == ["publish"]
     if set_back:
-        deployment.set_back()
+        await deployment.set_back()
     assert await deployment.failures(0) == ["ledger" if set_back else None]
     assert not await drawn_twice(deployment.bus)
     assert len(await deployment.markers()) == (0 if set_back else 1)
@@ -472,8 +452,7 @@ async def test_committed_bytes_are_kept_until_their_release_is_recorded(redis, t
 
 async def test_a_window_committed_but_not_published_keeps_its_number_and_is_no_reason_to_refuse(deployment):
     await deployment.fill(2)
-    async with Redis.from_url(deployment.server.url) as client:
-        await close_until(protocol_of(client, deployment.bus, Collected()), SLOT, "commit")
+    await close_until(protocol_of(deployment.client, deployment.bus, Collected()), SLOT, "commit")
     assert await deployment.verify()
     assert await deployment.markers() == []
     assert await deployment.failures(0, 1) == [None, None]
@@ -586,7 +565,7 @@ async def test_the_worker_command_ends_with_1_and_reads_nothing_if_redis_may_evi
     env = worker_environment(config.privacy.user_key_file.parent, *servers, config.feed.name)
     command = [*hexveil, "worker", "--config", str(hourly.BUS)]
 
-    async def refused() -> str:
+    async def reason() -> str:
         """The reason that ``hexveil worker`` gives when it ends by itself."""
         worker = await asyncio.to_thread(
             subprocess.run, command, env=env, cwd=deployment.folder, capture_output=True, text=True, timeout=60
@@ -595,18 +574,17 @@ async def test_the_worker_command_ends_with_1_and_reads_nothing_if_redis_may_evi
         assert await deployment.spent() == before
         return str(json.loads(worker.stderr.splitlines()[-1])["reason"])
 
-    async with Redis.from_url(deployment.server.url) as client:
-        await client.config_set("maxmemory", "1gb")
-        await client.config_set("maxmemory-policy", "allkeys-lru")
-        assert "CONFIG SET maxmemory-policy noeviction" in await refused()
-        await client.config_set("maxmemory-policy", "noeviction")
-        await client.set(FeedKeys.of(config).user_key, "another")
-        assert "privacy.user_key_file" in await refused()
-    deployment.set_back()
+    await deployment.client.config_set("maxmemory", "1gb")
+    await deployment.client.config_set("maxmemory-policy", "allkeys-lru")
+    assert "CONFIG SET maxmemory-policy noeviction" in await reason()
+    await deployment.client.config_set("maxmemory-policy", "noeviction")
+    await deployment.client.set(FeedKeys.of(config).user_key, "another")
+    assert "privacy.user_key_file" in await reason()
+    await deployment.set_back()
     before = await deployment.spent()
-    reason = await refused()
-    assert reason.startswith("2 windows of this feed were committed, Redis remembers 1")
-    assert "{" not in reason
+    said = await reason()
+    assert said.startswith("2 windows of this feed were committed, Redis remembers 1")
+    assert "{" not in said
     assert len(await deployment.markers()) == 2
 
 

@@ -36,7 +36,7 @@ from stream.storage.shared_ledger import NO_TOPIC, Common, SharedLedger
 from stream.windows import Window
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, in_order, random_rows
 from tests.support.city import HOUR, City
-from tests.support.closing import Collected, Stopped, close_until, protocol_of
+from tests.support.closing import Collected, Stopped, close_until, closed, protocol_of, refused
 from tests.support.command import run
 from tests.support.feeding import administering
 from tests.support.shards import AFTER_US, N, closing, note_ends, read_on
@@ -86,13 +86,12 @@ async def test_a_crash_of_one_feed_charges_its_users_once_and_the_other_feed_see
     if STEPS.index(last) >= STEPS.index("charge"):
         assert before.total() > 0
         assert await spent(redis, bus) == before + other
-    again = Collected()
-    await protocol_of(redis, bus, again).close(SLOT)
+    again = await closed(redis, bus)
     after = await spent(redis, bus)
     assert max(after.values()) <= BUDGET
     if STEPS.index(last) >= STEPS.index("charge"):
         assert after == before + other, "the crash charged somebody twice"
-    values = {message.ce_id: message.value for message in again.messages}
+    values = {message.ce_id: message.value for message in again}
     assert all(values[message.ce_id] == message.value for message in first.messages)
 
 
@@ -117,7 +116,7 @@ async def test_a_redis_set_back_to_before_a_charge_of_another_feed_stops_every_f
     assert await city.release(city.tram, 0) is None
     if own:
         assert await city.release(city.bus, 1) is None
-    city.set_back()
+    await city.set_back()
     close_process.begin_anew()
     before = await city.spent()
     for config in (city.bus, city.tram):
@@ -140,25 +139,25 @@ async def test_a_redis_that_lost_a_charge_of_another_feed_after_the_last_look_pu
 async def test_a_feed_without_releases_of_its_own_starts_no_ledger_where_another_feed_shows_that_it_was_lost(city):
     await city.fill()
     assert await city.release(city.tram, 0) is None
-    async with Redis.from_url(city.server.url) as client:
-        await client.flushall()
-        close_process.begin_anew()
-        for config in (city.bus, city.tram):
-            with pytest.raises(
-                LedgerError, match=f"feed '{city.tram.feed.name}'.*Redis holds none.*and the ledger, too"
-            ):
-                await city.verify(config)
-        assert await client.keys() == []
+    await city.client.flushall()
+    close_process.begin_anew()
+    for config in (city.bus, city.tram):
+        with pytest.raises(LedgerError, match=f"feed '{city.tram.feed.name}'.*Redis holds none.*and the ledger, too"):
+            await city.verify(config)
+    assert await city.client.keys() == []
 
 
 async def test_two_redis_behind_one_ledger_stop_each_other(city, redis_binary, tmp_path):
+    """And the first goes on."""
     with RedisServer(tmp_path / "other", binary=redis_binary) as server:
         settings = city.tram.redis.model_copy(update={"url": server.url})
-        other = City((city.bus, city.tram.model_copy(update={"redis": settings})), server, tmp_path)
+        tram = city.tram.model_copy(update={"redis": settings})
         await city.fill()
-        await other.fill()
+        async with Redis.from_url(server.url) as client:
+            await City((city.bus, tram), server, tmp_path, client).fill()
         assert await city.release(city.bus, 0) is None
-        assert "two Redis serve one ledger" in str(await other.release(other.tram, 0))
+        assert "two Redis serve one ledger" in str(await city.release(tram, 0))
+        assert await city.release(city.bus, 1) is None
 
 
 async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_before(redis, tmp_path):
@@ -167,10 +166,7 @@ async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_befor
     await stored(redis, bus, 1)
     await Ledger.of(redis, tram).start_generation()
     await stored(redis, tram, 2)
-    publisher = Collected()
-    with pytest.raises(BeforeBirthError, match="ledger adopt"):
-        await protocol_of(redis, tram, publisher).close(SLOT)
-    assert publisher.messages == []
+    await refused(redis, tram, BeforeBirthError, "ledger adopt")
     assert max((await drawn(redis, bus)).values()) > 0
     await Ledger.of(redis, tram).adopt(0)
     await drawn(redis, tram)
@@ -297,11 +293,6 @@ async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_
     await redis.config_set("appendfsync", "always")
 
 
-async def joined(city: City) -> list[str]:
-    async with Redis.from_url(city.server.url) as client:
-        return list(await SharedLedger(client, "any", str(city.bus.shared_ledger)).feeds())
-
-
 async def cluster_of(bootstrap: str) -> str:
     async with administering(bootstrap) as admin:
         return (await admin.describe_cluster())["cluster_id"]
@@ -372,24 +363,20 @@ async def test_a_feed_with_other_terms_is_refused_and_does_not_join(city, change
     _, tram = sharing(city.folder, name, str(city.bus.shared_ledger), **settings, **change)
     with pytest.raises(LedgerError, match=f"(?s){said}"):
         await city.verify(tram)
-    assert await joined(city) == [city.bus.feed.name]
-    async with Redis.from_url(city.server.url) as client:
-        stated = await SharedLedger(client, "any", str(city.bus.shared_ledger)).budgets()
-    assert list(stated) == [city.bus.feed.name]
+    assert list(await city.shared.feeds()) == list(await city.shared.budgets()) == [city.bus.feed.name]
 
 
 async def test_doctor_of_a_shared_ledger_writes_nothing(city):
-    async with Redis.from_url(city.server.url) as client:
-        finding = await ledger_finding(city.tram, client)
-        assert finding.ok, finding
-        assert "no feed has joined" in finding.found
-        assert await client.keys() == []
-        await city.verify(city.bus)
-        before = {key: await client.dump(key) for key in await client.keys()}
-        finding = await ledger_finding(city.tram, client)
-        assert finding.ok, finding
-        assert f"'{city.tram.feed.name}' joins when its worker starts" in finding.found
-        assert {key: await client.dump(key) for key in await client.keys()} == before
+    finding = await ledger_finding(city.tram, city.client)
+    assert finding.ok, finding
+    assert "no feed has joined" in finding.found
+    assert await city.client.keys() == []
+    await city.verify(city.bus)
+    before = {key: await city.client.dump(key) for key in await city.client.keys()}
+    finding = await ledger_finding(city.tram, city.client)
+    assert finding.ok, finding
+    assert f"'{city.tram.feed.name}' joins when its worker starts" in finding.found
+    assert {key: await city.client.dump(key) for key in await city.client.keys()} == before
 
 
 async def sent(city: City, feed: str, value: dict[str, Any] | bytes) -> None:
@@ -398,18 +385,18 @@ async def sent(city: City, feed: str, value: dict[str, Any] | bytes) -> None:
         await producer.send_and_wait(WINDOW, body, key=feed.encode())
 
 
-async def test_a_bad_marker_of_an_unrelated_feed_stops_nobody_one_of_a_member_or_of_the_ledger_stops_all(city):
+@pytest.mark.parametrize("of", ["a member", "the ledger"])
+async def test_a_bad_marker_of_an_unrelated_feed_stops_nobody_one_of_a_member_or_of_the_ledger_stops_all(city, of):
     await city.fill()
     unrelated = city.bus.feed.name + "x"
     for value in (b"\xff", b"[]", b"null", b'{"ledger": 5}', {"window": 1}, {"ledger": "another", "window": 1}):
         await sent(city, unrelated, value)
     assert await city.release(city.bus, 0) is None
     await city.verify(city.tram)
-    await sent(city, unrelated, {"ledger": city.bus.shared_ledger, "generation": 1})
-    with pytest.raises(LedgerError, match="not a close marker"):
-        await city.verify(city.tram)
-    await sent(city, city.tram.feed.name, b"{")
-    assert "not a close marker" in str(await city.release(city.bus, 1))
+    named = unrelated, {"ledger": city.bus.shared_ledger, "generation": 1}
+    await sent(city, *(named if of == "the ledger" else (city.tram.feed.name, b"{")))
+    for config in city.feeds:
+        assert "not a close marker" in str(await city.release(config, 1))
 
 
 def events(folder: Path, name: str, field: str) -> Path:
@@ -466,7 +453,7 @@ async def test_a_feed_leaves_once_it_has_published_what_it_charged_and_holds_not
     with pytest.raises(LedgerError, match="charged or committed and not published: 2017-03-21T12:00:00Z"):
         await shared.leave("tram")
     assert list(await shared.feeds()) == ["bus", "tram"]
-    await protocol_of(redis, tram, Collected()).close(SLOT)
+    await closed(redis, tram)
     charged = await ledger.total("2017-03-21")
     await shared.leave("tram")
     assert list(await shared.feeds()) == ["bus"]
@@ -483,7 +470,7 @@ async def test_a_feed_may_leave_while_its_worker_plans_and_again_whatever_the_wo
     """The worker has looked before the feed left, so it stores a plan, or goes on with one that nobody has paid for.
     Nobody is charged, nothing is published, and the plan holds nobody."""
     _, tram = sharing(tmp_path)
-    shared, ledger, publisher = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram), Collected()
+    shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
     await stored(redis, tram, 1)
     await ledger.start_generation(birth=0)
 
@@ -491,14 +478,11 @@ async def test_a_feed_may_leave_while_its_worker_plans_and_again_whatever_the_wo
         if step == last:
             await shared.leave("tram")
 
-    with pytest.raises(BeforeBirthError):
-        await protocol_of(redis, tram, publisher, after_step=leave).close(SLOT)
+    await refused(redis, tram, BeforeBirthError, after_step=leave)
     assert await redis.exists(FeedKeys.of(tram).plan(SLOT))
     await ledger.start_generation()  # its worker looks again
-    with pytest.raises(BeforeBirthError):
-        await protocol_of(redis, tram, publisher).close(SLOT)
+    await refused(redis, tram, BeforeBirthError)
     assert await ledger.total(PERIOD) == (0, 0)
-    assert publisher.messages == []
     await shared.leave("tram")
     assert await shared.feeds() == {}
 
@@ -511,25 +495,23 @@ async def test_a_plan_that_was_left_behind_is_charged_within_the_budget_if_its_p
     await ledger.start_generation(birth=0)
     await close_until(protocol_of(redis, tram, Collected()), SLOT, "plan")
     await shared.leave("tram")
-    await protocol_of(redis, bus, Collected()).close(SLOT)
+    await closed(redis, bus)
     await ledger.start_generation()
-    with pytest.raises(BeforeBirthError):
-        await protocol_of(redis, tram, Collected()).close(SLOT)
+    await refused(redis, tram, BeforeBirthError)
     await ledger.adopt(tram.slotting.period_of(SLOT).start)
-    await protocol_of(redis, tram, Collected()).close(SLOT)
+    await closed(redis, tram)
     assert BUDGET / 2 < max((await spent(redis, tram)).values()) <= BUDGET
 
 
 async def test_a_feed_that_left_joins_again_with_a_birth_of_its_own(city):
     await city.fill()
     assert await city.release(city.tram, 0) is None
-    async with Redis.from_url(city.server.url) as client:
-        ledger, name = Ledger.of(client, city.tram), city.tram.feed.name
-        await SharedLedger(client, "any", str(city.tram.shared_ledger)).leave(name)
-        before = (await client.time())[0]
-        await city.verify(city.tram)
-        assert (await ledger.birth() or 0) >= before
-        assert name in await SharedLedger(client, "any", str(city.tram.shared_ledger)).feeds()
+    ledger, name = Ledger.of(city.client, city.tram), city.tram.feed.name
+    await city.shared.leave(name)
+    before = (await city.client.time())[0]
+    await city.verify(city.tram)
+    assert (await ledger.birth() or 0) >= before
+    assert name in await city.shared.feeds()
     assert "began before" in str(await city.release(city.tram, 1))
 
 

@@ -15,7 +15,6 @@ from redis.asyncio import Redis
 from typer.testing import Result
 
 from dpcore.accounting import epsilon_of_rho
-from dpcore.noise import Noise
 from stream.app.doctor import ledger_finding
 from stream.config import Config
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
@@ -23,7 +22,7 @@ from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Me
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import verify_ledger
-from stream.protocol.release_protocol import NOBODY, PLAN_ATTEMPTS, ReleaseProtocol, statistics_of
+from stream.protocol.release_protocol import NOBODY, PLAN_ATTEMPTS
 from stream.statistics.plan import Plan, PlanError, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, TermsError
@@ -42,7 +41,7 @@ from tests.support.builders import (
     with_histograms,
     zcdp_config,
 )
-from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.closing import Collected, close_until, closed, protocol_of, refused
 from tests.support.command import run
 from tests.support.releasing import verified
 from tests.support.stored_rows import due, rows_in, store
@@ -56,11 +55,9 @@ async def release(
     redis: Redis, config: Config, slot: int, rows: np.ndarray | None = None, **hooks: Any
 ) -> list[Message]:
     """Messages of one window of the same twelve users."""
-    ledger, out = Ledger(redis, config.feed.name), Collected()
-    await ledger.start_generation(birth=0)
+    await Ledger(redis, config.feed.name).start_generation(birth=0)
     stored = MemoryRows({slot: random_rows(slot, 200, slot=slot) if rows is None else rows})
-    await ReleaseProtocol(statistics_of(config), redis, stored, ledger, out, Noise(), **hooks).close(slot)
-    return out.messages
+    return await closed(redis, config, slot, rows=stored, **hooks)
 
 
 async def most_spent(redis: Redis, config: Config, period: str) -> int:
@@ -291,9 +288,7 @@ async def released(redis: Redis, config: Config) -> list[tuple[dict[str, str], i
     """(Window, events) of every window that is due, oldest first."""
     windows = []
     for slot in await due(config, "bus/0"):
-        out = Collected()
-        await protocol_of(redis, config, out).close(slot)
-        bodies = [json.loads(message.value) for message in out.messages]
+        bodies = [json.loads(message.value) for message in await closed(redis, config, slot)]
         windows.append((bodies[-1]["window"], sum(body.get("events", 0) for body in bodies[:-1])))
     return windows
 
@@ -318,7 +313,7 @@ async def test_after_another_length_of_slots_a_window_says_what_it_holds_and_a_p
     before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in slots)
     await collect(redis, before)
     if planned:
-        await protocol_of(redis, before, Collected()).close(SLOT)
+        await closed(redis, before)
         await close_until(protocol_of(redis, before, Collected()), SLOT + HALF, "charge")
     ((window, number),) = await released(redis, after)
     assert window == {"start": f"2017-03-21T{starts}:00Z", "end": f"2017-03-21T{ends}:00Z"}
@@ -407,10 +402,7 @@ async def test_under_values_windows_of_earlier_periods_are_not_drawn_and_wait_un
     config = bus_config(tmp_path, **{"redis.url": redis_url})
     await filled(redis, config)
     assert await due(config) == [SLOT + 2 * DAY]
-    out = Collected()
-    with pytest.raises(BeforeBirthError):
-        await protocol_of(redis, config, out).close(SLOT)
-    assert out.messages == []
+    await refused(redis, config, BeforeBirthError)
     assert not await redis.exists(FeedKeys("bus").outbox(SLOT))
     await Ledger(redis, "bus").adopt(0)
     assert await due(config) == [SLOT, SLOT + 2 * DAY]
@@ -458,7 +450,7 @@ def test_another_field_for_the_user_is_refused_with_the_remedy_and_with_the_old_
 
     first, other, second = replayed("canonical", 0), replayed("capmetro", 1, code=1), replayed("canonical", 1)
     assert other.stdout == ""
-    assert all(part in other.stderr for part in ("field 'user'", "field 'vehicle_id'", "new name"))
+    assert all(part in other.stderr for part in ("field 'user'", "field 'vehicle_id'", "[feed.fields]", "new name"))
     spent = [json.loads(done.stderr)["charged"]["2017-03-21"] for done in (first, second)]
     assert spent[0][0] == spent[1][0] == 1
     assert spent[1][1] > spent[0][1]
@@ -466,15 +458,16 @@ def test_another_field_for_the_user_is_refused_with_the_remedy_and_with_the_old_
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"feed.format": "capmetro"}, {"feed.topic": "other.positions"}, {"feed.format": "itms"}],
-    ids=["format", "topic", "format with another field"],
+    ("key", "value"),
+    [("feed.format", "capmetro"), ("feed.topic", "other"), ("feed.format", "itms"), ("privacy.period", "12h")],
 )
-async def test_a_worker_that_would_know_users_by_another_name_releases_nothing(change, feed, redis):
-    before, after = feed(), feed(**change)
+async def test_a_worker_that_would_name_users_otherwise_or_divide_periods_anew_releases_nothing(
+    key, value, feed, redis
+):
+    before, after = feed(), feed(**{key: value})
     await store(redis, before, random_rows(4, 60))
     await verify_ledger(before, redis)
-    with pytest.raises(LedgerError, match="second budget in the same period"):
+    with pytest.raises(LedgerError, match=r"second budget in the same period|spent budgets would be forgotten"):
         await verify_ledger(after, redis)
     (report,) = await close_windows(after, [SLOT])
     assert report.failure == "ledger"
@@ -521,11 +514,11 @@ def with_horizon(folder: Path, budget: float, **overrides: Any) -> Config:
 
 async def released_on_days(redis: Redis, config: Config) -> list[str]:
     """Lines of one window on each of some days, in which the same users drive."""
-    ledger, out = Ledger.of(redis, config), io.StringIO()
-    await ledger.start_generation(birth=0)
+    out = io.StringIO()
+    await Ledger.of(redis, config).start_generation(birth=0)
     rows = np.concatenate([random_rows(1, 60, users=6, slot=START + day * DAY) for day in range(DAYS)])
     by_slot = split_by_slot(rows, config)
-    protocol = ReleaseProtocol(statistics_of(config), redis, MemoryRows(by_slot), ledger, LinePublisher(out), Noise())
+    protocol = protocol_of(redis, config, LinePublisher(out), MemoryRows(by_slot))
     for slot in sorted(by_slot):
         await protocol.close(slot)
     return out.getvalue().splitlines()
