@@ -40,10 +40,6 @@ BOX = {"south": 30.2, "west": -97.8, "north": 30.4, "east": -97.6}
 PLACES = [(30.25, -97.75), (30.3, -97.7), (30.35, -97.65), (30.28, -97.62)]
 
 
-def nobody(hour: int) -> Sequence[bytes]:
-    return ()
-
-
 def crowd(hour: int) -> Sequence[bytes]:
     """Five users, one of whom sends a broken message an hour."""
     good = [
@@ -146,7 +142,7 @@ async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_
     It covers every statistic, the mean of the area (pure ε), every spatial histogram, smoothing, residual clipping, and
     every answer of the public API.
     """
-    empty = await observe(config, redis, nobody, clock)
+    empty = await observe(config, redis, lambda hour: (), clock)
     assert await spent(redis, config) == []
     assert sum(len(records) for name, records in empty.records.items() if name.startswith(WINDOW)) == HOURS
     assert f"{REJECTED}/0" not in empty.records
@@ -211,7 +207,7 @@ async def test_under_one_noise_tape_only_noisy_numbers_of_their_cells_differ(con
                 changed.add(one[3].decode())
             assert public_part(bodies[0]) == public_part(bodies[1])
             assert abs(one[6] - two[6]) <= 200, "sizes differ by digits"
-    visited = {cell(*place) for place in PLACES}
+    visited = {str(h3.latlng_to_cell(*place, 6)) for place in PLACES}
     assert changed <= visited | {config.feed.name}
     assert len(changed & visited) >= 3
 
@@ -222,7 +218,3 @@ def public_part(body: Any) -> Any:
         noisy = {"value", "raw", "clamped", "scale", "interval", "at_bound", "digest", "previous"}
         return {name: public_part(value) for name, value in body.items() if name not in noisy}
     return body
-
-
-def cell(lat: float, lng: float) -> str:
-    return str(h3.latlng_to_cell(lat, lng, 6))

@@ -44,6 +44,7 @@ from stream.sources.lines import StandardInput
 from tests.stream.sources.agency import START, Agency, answer, feed_message, siri_bytes, snapshot_bytes
 from tests.support.builders import SLOT
 from tests.support.command import run
+from tests.support.counting_calls import calls_in
 from tests.support.feeding import create_topic
 from tests.support.inspecting import CONFIG, inspected, problems
 from tests.support.nightly import nightly_but
@@ -92,6 +93,14 @@ def test_a_sound_feed_has_no_faults_and_its_facts_are_right():
 
 
 SEEN = fleet()
+
+
+def test_measuring_takes_no_call_for_each_vehicle_or_fix():
+    columns = {name: np.tile(getattr(SEEN, name), 10) for name in ("time_us", "lat", "lng", "speed", "arrived_us")}
+    many = fleet(**columns, user=np.tile(SEEN.user, 10) + VEHICLES * (np.arange(10 * len(SEEN)) // len(SEEN)))
+    assert calls_in(lambda: measure(many)) < 2 * calls_in(lambda: measure(SEEN))
+
+
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "zero": ({"speed": np.zeros(960)}, "100% of the speeds are 0"),
     "none": ({"speed": np.full(960, np.nan)}, "100% of the fixes have no speed"),
@@ -134,7 +143,8 @@ def test_every_fault_that_was_put_in_is_counted_and_said(name):
 def test_what_contradicts_a_given_configuration_is_said(tmp_path):
     """The vehicles drive in Austin at 36 km/h; the configuration is of Delhi, or has another unit."""
     day, path = write_day(tmp_path / "day", "ndjson"), tmp_path / "mine.toml"
-    written(day)
+    assert "No faults" in written(day)
+    assert "No faults" in run("inspect", day, "--config", path).stdout
     text, delhi = path.read_text(), "domain = { south = 28, west = 76.5, north = 30, east = 78 }"
     for line, other, says in (
         ("domain", delhi, "960 of 960 events are refused as out-of-domain: they are of another"),
@@ -467,10 +477,16 @@ def test_a_folder_of_recordings_is_one_recording(tmp_path):
     assert inspected(tmp_path).usable == 2
 
 
-def test_a_folder_of_nothing_but_damaged_files_names_the_first(tmp_path):
+def test_damaged_files_of_a_folder_are_counted_and_the_others_read_and_where_there_is_no_other_the_first_is_named(
+    tmp_path,
+):
     (tmp_path / "0.pb.gz").write_bytes(gzip.compress(snapshot(0))[:-9])
     with pytest.raises(InspectionError, match=r"no vehicle positions in it: .*gzip that are damaged or cut short"):
         observe_file(tmp_path, 100)
+    (tmp_path / "1.pb").write_bytes(snapshot(1, speed=11.1))
+    (tmp_path / "2.pb").write_bytes(gzip.compress(snapshot(2, speed=11.1)))
+    report = inspected(tmp_path)
+    assert (report.usable, dict(report.refused)) == (2 * FLEET, {"no snapshot": 1})
 
 
 def test_of_one_moment_the_suggested_domain_says_that_vehicles_go_farther(tmp_path):
@@ -495,9 +511,8 @@ def test_a_few_wrong_positions_do_not_make_the_suggested_domain_half_a_continent
 def test_speeds_that_are_derived_already_are_not_asked_for_again(tmp_path):
     for step in range(3):
         (tmp_path / f"{step}.pb").write_bytes(snapshot(step, speed=0.0))
-    seen = observe_file(tmp_path, 100)
-    sentences = problems(seen)
-    assert sentences[0].endswith("let speeds be derived from positions: feed.speeds = 'derived'.")
+    first, *_ = problems(observe_file(tmp_path, 100))
+    assert first.endswith("let speeds be derived from positions: feed.speeds = 'derived'.")
 
 
 def grid(lat: float, lng: float, *, exchanged: bool, known: bool = True, drift: float = 0.0) -> Observations:
@@ -651,7 +666,7 @@ def test_an_answer_that_cannot_be_read_is_named_as_such_and_not_as_a_file():
     assert "/tmp" not in outcome.output
 
 
-def test_an_inspection_reads_its_limit_of_events_and_keeps_no_other_field(tmp_path):
+def test_an_inspection_reads_its_limit_of_events_whatever_arrays_hold_and_keeps_no_other_field(tmp_path):
     extra = ",".join(f'"x{k}":"{k}"' for k in range(100))
     row = f'{{"user":"a","time":1490097600000,"lat":30.2,"lng":-97.7,"speed":1,{extra}}}\n'
     (tmp_path / "day").write_text(row * 40_000)
@@ -661,6 +676,8 @@ def test_an_inspection_reads_its_limit_of_events_and_keeps_no_other_field(tmp_pa
     tracemalloc.stop()
     assert len(seen) < 4_000
     assert peak < 40_000_000, "2000 trees are a sample"
+    arrays = [f"[{','.join([row] * 50)}]".encode()] * 3
+    assert len(observe_messages(arrays, np.full(3, 1_490_097_600_000_000), 120)) == 120
 
 
 def test_of_an_endless_snapshot_on_standard_input_no_more_is_read_than_a_snapshot_may_have(monkeypatch):

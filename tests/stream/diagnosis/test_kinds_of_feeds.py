@@ -301,6 +301,8 @@ def test_a_ragged_row_is_named_by_its_columns_and_not_quoted(tmp_path, monkeypat
     done = run("replay", path, "--offline", "--config", BUS, "--out", "r.ndjson")
     assert "1 missing-field, like row 17: 4 of 5 columns" in done.stderr
     assert "secret" not in done.output
+    path.write_text("\n".join([*text[:18], '"a"\r0', *text[18:]]), newline="")
+    assert dict(inspected(path).refused) == {"missing-field": 1}
 
 
 def test_a_suggested_domain_across_180_degrees_holds_the_fleet_and_no_other_longitude(tmp_path):

@@ -26,8 +26,6 @@ from tests.support.environment import worker_environment
 from tests.support.feeding import produce, until_true
 
 AHEAD = timedelta(hours=5, minutes=30)
-
-
 Change = Callable[[dict[str, Any], float], dict[str, Any]]
 """What of an event is otherwise, by the event and its moment; ABSENT: is not there."""
 ABSENT = object()

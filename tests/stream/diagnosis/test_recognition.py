@@ -40,8 +40,7 @@ PARQUET = b"PAR1\x15\x04\x15" + bytes(range(256)) * 20
 GTFS_RT = b"\x0a\x0b\x0a\x032.0\x10\x00\x18\x80\x94\xeb\xdc\x03" + b"\x12\x20\n\x0412345" * 40
 SIRI = b'<?xml version="1.0"?>\n<Siri>\n' + b"<VehicleActivity/>\n" * 50 + b"</Siri>\n"
 
-AT = {"latitude": 30.2, "longitude": -97.7, "speed": 5}
-CAPMETRO = AT | {"vehicle_id": "1", "timestamp": "2017-03-21T07:00:00-05:00"}
+CAPMETRO = {"vehicle_id": 1, "timestamp": "2017-03-21T07:00:00-05:00", "latitude": 30.2, "longitude": -97.7, "speed": 5}
 
 
 def table(event: dict[str, Any]) -> bytes:

@@ -5,6 +5,7 @@ nothing else."""
 
 import json
 import multiprocessing
+import random
 import sys
 from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.fuzzing.mutation import Mutator
 from stream.config import Config
 from stream.ingestion import decoding
 from stream.ingestion.arrays import MAX_EVENTS
@@ -26,8 +28,7 @@ from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config, parse_time, with_histograms
 from tests.support.feeding import KEY, array, make_config, refusals
 
-NOW = datetime(2017, 3, 21, 12, tzinfo=UTC)
-NOW_US = int(NOW.timestamp()) * 1_000_000
+NOW_US = parse_time("2017-03-21T12:00:00Z")
 FIX = {"user": "2619", "time": "2017-03-21T06:59:31-05:00", "lat": 30.19826, "lng": -97.77679, "speed": 20.0}
 ITMS = (
     b'{"vehicle_label":"M22","route_id":"110","id":"x","location":{"coordinates":[72.848299,21.144356],"type":"Point"},'
@@ -356,7 +357,9 @@ def test_what_a_region_may_cost_is_bounded(config):
 PLACED, FAR = message(**CORNER), {"lat": 10.0, "lng": -97.7}
 REGIONS = (region(), region(CORNER), region(CORNER, FAR), region(user=""), region("x"), region(**CORNER))
 ODD = (message(**CORNER, speed=-1), b"NaN", b"{:}", b"{}", b"[1]", b"null", b'"],[\\""', b'{"region": [NaN]}')
-PARTS = st.sampled_from([*REGIONS, PLACED, *ODD])
+DEEP = b'{"region":' + b"[" * 60_000
+MUTATED = st.integers(0, 10**6).map(lambda seed: Mutator(random.Random(seed)).json(json.loads(region())))
+PARTS = st.sampled_from([*REGIONS, PLACED, *ODD, DEEP]) | MUTATED
 MESSAGES = PARTS | st.lists(PARTS, min_size=1, max_size=4).flatmap(
     lambda parts: st.sampled_from([array(*parts), notification(*parts)])
 )

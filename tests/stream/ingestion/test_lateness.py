@@ -259,7 +259,7 @@ def test_threads_that_unpack_at_the_same_time_each_get_what_aiokafka_packed(code
 async def test_a_bomb_is_left_out_with_its_position_and_holds_nothing_up_and_memory_stays(
     kafka, redis, redis_url, topic_name, codec
 ):
-    """Between good messages, and at the end of a partition."""
+    """Between good messages, and at the end of a partition, where it is always packed by zstd."""
     await create_topic(kafka, topic_name, 3, INPUT_SETTINGS)
     now = time.time()
     await send_batch(kafka, topic_name, codec, [event("a", now, 1)])
@@ -267,7 +267,7 @@ async def test_a_bomb_is_left_out_with_its_position_and_holds_nothing_up_and_mem
     await send_batch(kafka, topic_name, codec, [event("b", now, 2)])
     await send_batch(kafka, topic_name, codec, [event("c", now, 3), bytes(MAX_ARRAY_BYTES + 1), b"[]"], partition=1)
     await send_batch(kafka, topic_name, None, [bytes(800_000)], partition=1)
-    await send_batch(kafka, topic_name, codec, [bytes(30 << 20)], partition=2)
+    await send_batch(kafka, topic_name, "zstd", [bytes(30 << 20)], partition=2)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with Ingesting(topic_name, kafka, redis_url, lateness="append-time") as ingesting:
         await until(all_read(redis, 8 + 4 + 1))

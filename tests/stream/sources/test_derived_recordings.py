@@ -106,21 +106,13 @@ def test_every_form_gives_the_events_of_a_live_source_however_it_is_ordered_and_
         assert once == by_vehicle(wanted), "the service counts what is repeated once"
 
 
-def test_on_request_every_speed_is_derived_and_the_reported_ones_are_not_even_read(tmp_path):
-    fixes = day()
-    wanted = live([(*fix[:4], None) for fix in fixes])
-    config = config_of(tmp_path, feed("derived"))
-    path = write(tmp_path / "day.csv", fixes, with_speed=True)
-    path.write_text(path.read_text(encoding="utf-8").replace(",7.25", ",fast"), encoding="utf-8")
-    assert by_vehicle(events_of(config, path)) == by_vehicle(wanted)
-
-
-@pytest.mark.parametrize("empty", ["", "n/a", "NaN", "-"])
-def test_a_cell_of_a_table_that_holds_no_number_is_a_missing_speed(tmp_path, empty):
-    fixes = day()
-    path = write(tmp_path / "day.csv", fixes, with_speed=True)
-    path.write_text(path.read_text(encoding="utf-8").replace(",\n", f",{empty}\n"), encoding="utf-8")
-    assert by_vehicle(events_of(config_of(tmp_path, feed()), path)) == by_vehicle(live(fixes))
+@pytest.mark.parametrize("cell", ["", "n/a", "NaN", "-", "fast"])
+def test_a_cell_of_a_table_that_holds_no_number_is_a_missing_speed_and_on_request_none_is_even_read(tmp_path, cell):
+    fixes, speeds = day(), "derived" if cell == "fast" else "missing"
+    path, known = write(tmp_path / "day.csv", fixes, with_speed=True), ",7.25\n" if speeds == "derived" else ",\n"
+    path.write_text(path.read_text(encoding="utf-8").replace(known, f",{cell}\n"), encoding="utf-8")
+    wanted = [(*fix[:4], None) for fix in fixes] if speeds == "derived" else fixes
+    assert by_vehicle(events_of(config_of(tmp_path, feed(speeds)), path)) == by_vehicle(live(wanted))
 
 
 def test_offline_a_recording_gives_the_rows_of_the_live_events_and_the_rest_is_counted(tmp_path):
@@ -492,15 +484,16 @@ def plain(rows: list[tuple[str, int, float, float]]) -> list[float]:
 
 @st.composite
 def drives(draw: st.DrawFn) -> list[tuple[str, int, float, float]]:
-    """Fixes in time order of up to four vehicles, some standing, some jumping, some silent for long."""
+    """Fixes in time order of up to four vehicles, some standing, some jumping, some silent for long; two are at 180
+    degrees."""
     rows, clock = [], SLOT
-    places = dict.fromkeys("abcd", (28.6, 77.2))
+    places = {name: (28.6, lng) for name, lng in zip("abcd", (77.2, 77.2, -179.999, -179.9), strict=True)}
     for _ in range(draw(st.integers(1, 40))):
         clock += draw(st.sampled_from([1, 3, 7, 8, 20, 60, 200, 301, 700]))
         name = draw(st.sampled_from("abcd"))
         lat, lng = places[name]
         step = draw(st.sampled_from([0.0, 0.0, 0.0005, 0.003, 0.5]))
-        places[name] = (round(lat + step, 6), round(lng - step / 2, 6))
+        places[name] = (round(lat + step, 6), round((lng - step / 2 + 180) % 360 - 180, 6))
         rows.append((name, clock, *places[name]))
     return rows
 

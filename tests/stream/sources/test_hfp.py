@@ -143,7 +143,7 @@ async def followed(
 
 
 class Mosquitto:
-    """A real broker on 127.0.0.1, with TLS and for :data:`USER` only, that can be stopped and started again.
+    """A real broker on 127.0.0.1, with TLS for :data:`USER` and ``plain`` for anybody, that can be stopped and started.
 
     Its folder has its CA in ``ca.pem``, and user and password in ``login``.
     """
@@ -156,13 +156,16 @@ class Mosquitto:
         self.folder, self.port, ca = folder, free_port(), CA()
         address, login = f"mqtts://localhost:{self.port}", (USER, PASSWORD)
         self.broker = Broker(address, ("/hfp/#",), folder / "ca.pem", login, pause_s=0.05)
+        self.plain = Broker(f"mqtt://{LOOPBACK}:{free_port()}", ("/hfp/#",), pause_s=0.05)
         ca.cert_pem.write_to_path(folder / "ca.pem")
         ca.issue_cert("localhost", LOOPBACK).private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
         write_secret(folder / "login", f"{USER}:{PASSWORD}\n")
         write_secret(folder / "passwords", "")
         subprocess.run([passwords, "-b", str(folder / "passwords"), USER, PASSWORD], check=True)
         (folder / "acl").write_text(f"user {USER}\ntopic readwrite /hfp/#\n")
-        lines = [f"listener {self.port} {LOOPBACK}", "persistence false", "user root", "allow_anonymous false"]
+        lines = ["per_listener_settings true", "persistence false", "user root"]
+        lines += [f"listener {self.plain.port} {LOOPBACK}", "allow_anonymous true"]
+        lines += [f"listener {self.port} {LOOPBACK}", "allow_anonymous false"]
         files = {"password_file": "passwords", "acl_file": "acl", "certfile": "server.pem", "keyfile": "server.pem"}
         lines += [f"{setting} {folder / name}" for setting, name in files.items()]
         (folder / "mosquitto.conf").write_text("\n".join(lines) + "\n")
@@ -245,10 +248,10 @@ async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(mos
     assert source.tally.refused["unreadable"] >= 2
 
 
-async def test_what_arrives_faster_than_it_is_stored_is_dropped_and_counted(mosquitto, monkeypatch):
+async def test_what_arrives_faster_than_it_is_stored_is_dropped_and_counted_without_tls_too(mosquitto, monkeypatch):
     monkeypatch.setattr(mqtt, "MOST_WAITING", 50)
     source = reader()
-    async with followed(mosquitto.broker, source) as (following, sink):
+    async with followed(mosquitto.plain, source) as (following, sink):
         with city_that_publishes(mosquitto):
             await until_true(lambda: bool(sink.values))
         sink.gate.clear()

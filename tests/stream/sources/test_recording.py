@@ -28,7 +28,6 @@ from stream.sources.messages import Messages
 from stream.sources.recording import Recording, Replay, in_time_order
 from stream.storage.row_store import ROW
 from tests.stream.sources.recordings import feed, gathered
-from tests.stream.sources.recordings import feed as feed_of
 from tests.support.builders import SLOT, bus_config
 
 CAPMETRO_HEADER = b"vehicle_id,timestamp,speed,route_id,trip_id,latitude,longitude,trip_headsign\n"
@@ -72,13 +71,15 @@ def test_a_row_becomes_a_canonical_event_in_the_unit_of_the_feed_or_an_object_of
     assert json.loads(read(tmp_path / "feed.ndjson", "itms", feed()).values[0]) == row
 
 
-def test_ndjson_of_the_feeds_format_passes_byte_for_byte(tmp_path):
-    path = tmp_path / "feed.ndjson.gz"
-    path.write_bytes(gzip.compress(ITMS + b"\nnot json at all\n") + gzip.compress(ITMS))
-    messages = read(path, "itms", feed(format="itms"))
-    assert messages.values == [ITMS, b"not json at all", ITMS]
-    assert messages.keys == [b"GJ05NH3216", None, b"GJ05NH3216"]
-    assert messages.unread == 1
+def test_ndjson_of_the_feeds_format_passes_byte_for_byte_also_behind_a_line_that_begins_like_gzip(tmp_path):
+    path, damaged = tmp_path / "feed.ndjson", b"\x1f\x8b\x08" + ITMS
+    packed = gzip.compress(ITMS + b"\nnot json at all\n") + gzip.compress(ITMS)
+    for body, odd in ((packed, b"not json at all"), (damaged + b"\n" + ITMS + b"\n", damaged)):
+        path.write_bytes(body)
+        messages = read(path, "itms", feed(format="itms"))
+        assert messages.values == ([ITMS, odd, ITMS] if body == packed else [odd, ITMS])
+        assert messages.keys == [None if value == odd else b"GJ05NH3216" for value in messages.values]
+        assert messages.unread == 1
 
 
 def test_a_cut_gzip_yields_what_it_holds_and_then_says_so(tmp_path):
@@ -90,14 +91,6 @@ def test_a_cut_gzip_yields_what_it_holds_and_then_says_so(tmp_path):
     with pytest.raises(RecordingError, match=r"cut short after \d+ bytes; \d+ lines were read"):
         got.extend(Replay(path, "capmetro", feed()))
     assert 1000 < len(gathered(got).values) < 5000
-
-
-def test_a_damaged_first_line_that_begins_like_gzip_costs_no_other_line(tmp_path):
-    path = tmp_path / "day.ndjson"
-    path.write_bytes(b"\x1f\x8b\x08" + ITMS + b"\n" + ITMS + b"\n")
-    messages = read(path, "itms", feed(format="itms"))
-    assert messages.values[1] == ITMS
-    assert messages.unread == 1
 
 
 DAMAGED = bytearray(gzip.compress(bytes(np.random.default_rng(0).integers(65, 90, 400_000, dtype=np.uint8))))
@@ -179,14 +172,20 @@ def test_the_recorded_day_is_grouped_by_trip_and_comes_out_as_a_live_feed_whose_
         assert (value["lat"], value["lng"]) == (float(row[5]), float(row[6]))
 
 
-@pytest.mark.parametrize("time", ["\u00b2", "1" * 5000, "9" * 30, "-", "--5", "\ud7ff", "NaN"])
-def test_a_row_whose_time_no_reader_foresaw_is_passed_on_unread_and_the_next_ones_follow(tmp_path, time):
-    path = tmp_path / "odd.csv"
-    rows = [f"7,{moment},1.0,1,2,30.2,-97.7,9\n" for moment in (time, "2017-03-21T00:00:31-05:00")]
-    path.write_bytes(CAPMETRO_HEADER + "".join(rows).encode())
-    messages = gathered(Replay(path, "capmetro", feed()))
-    assert len(messages.values) == 2
-    assert json.loads(messages.values[-1])["user"] == "7"
+SOUND_ROW = "7,2017-03-21T00:00:31-05:00,1.0,1,2,30.2,-97.7,9"
+ODD_TIMES = ("\u00b2", "1" * 5000, "9" * 30, "-", "--5", "\ud7ff", "NaN", "yesterday", "2017-03-21T00:00:31")
+ODD_ROWS = [SOUND_ROW.replace("2017-03-21T00:00:31-05:00", time).encode() for time in ODD_TIMES]
+ODD_ROWS += [SOUND_ROW.replace(number, text).encode() for number, text in (("1.0", "fast"), ("30.2", "nan"))]
+ODD_ROWS += [b"only,three,cells", b'"unclosed,' + SOUND_ROW[2:].encode(), b"\xff\xfe\x00", b"\r0", b'"a"\r0']
+
+
+@pytest.mark.parametrize("target", ["canonical", "capmetro"])
+def test_a_row_that_no_reader_foresaw_is_passed_on_unread_and_the_others_are_read(tmp_path, target):
+    path, sound = tmp_path / "odd.csv", SOUND_ROW.encode()
+    for row in ODD_ROWS:
+        path.write_bytes(CAPMETRO_HEADER + b"\n".join((sound, row, sound)))
+        messages = read(path, "capmetro", feed(format=target))
+        assert (messages.keys, messages.unread) == ([b"7", None, b"7"], 1), row
 
 
 N = 400
@@ -208,7 +207,7 @@ def columns(times: Any = None, **changes: Any) -> dict[str, Any]:
 
 
 def declared(unit: str = "km/h", **changes: Any) -> FeedConfig:
-    return feed_of(format="declared", speed_unit=unit, fields=FeedFields(**(FIELDS | changes)))
+    return feed(format="declared", speed_unit=unit, fields=FeedFields(**(FIELDS | changes)))
 
 
 def read_day(path: Path, feed: FeedConfig, tmp_path: Path) -> tuple[np.ndarray, Refusals]:

@@ -36,7 +36,8 @@ async def send(kafka: str, topic: str, blocks: object, pacer: Pacer) -> Progress
 
 
 def synthetic(due: np.ndarray) -> list[Messages]:
-    return [Messages(due, [b"v%d" % (i % 7) for i in range(len(due))], [b"%d" % i for i in range(len(due))])]
+    """Numbered messages of seven vehicles; 5 000 of them are several batches a partition."""
+    return [Messages(due, [b"v%d" % (i % 7) for i in range(len(due))], [b"%0300d" % i for i in range(len(due))])]
 
 
 async def test_keys_go_to_the_partition_that_an_ordinary_producer_chooses(kafka, topic):
@@ -53,14 +54,16 @@ async def test_keys_go_to_the_partition_that_an_ordinary_producer_chooses(kafka,
     await producer.stop()
 
 
-async def test_a_recording_cut_short_is_delivered_up_to_the_cut_and_then_reported(kafka, topic):
+async def test_a_recording_cut_short_is_delivered_in_order_up_to_the_cut_and_then_reported(kafka, topic):
     def broken():  # type: ignore[no-untyped-def]
         yield from synthetic(np.arange(5000))
         raise RecordingError("cut")
 
     with pytest.raises(RecordingError, match="cut"):
         await send(kafka, topic, broken(), Pacer(None))
-    assert sum(map(len, await stored(kafka, topic))) == 5000
+    numbers = [[int(value) for _, value in part] for part in await stored(kafka, topic)]
+    assert sum(map(len, numbers)) == 5000
+    assert all(part == sorted(part) for part in numbers)
 
 
 @pytest.mark.parametrize(

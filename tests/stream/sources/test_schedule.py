@@ -201,7 +201,7 @@ def test_more_lines_or_stops_in_one_cell_than_a_city_has_cost_work_by_their_numb
 
 def test_the_file_that_gtfs_writes_is_served_with_names_that_are_printable_and_platforms_as_one_stop(tmp_path):
     files = dict(FILES)
-    files["stops.txt"] += '8,"a\u0000\nb\u202e",30.33,-97.73\n'
+    files["stops.txt"] += '8,"a\u0000\nb\u202e",30.33,-97.73\n9,,30.34,-97.73\n'
     chart = places(read_schedule(archive(tmp_path / "gtfs.zip", files)), AUSTIN, 8)
     path = tmp_path / "places.json"
     path.write_text(json.dumps(as_table(chart)), encoding="utf-8")

@@ -112,12 +112,22 @@ def test_without_any_timestamp_the_arrival_counts_and_without_that_the_vehicle_i
     assert decode_snapshot(body, received_us=START * 10**6 + 7).time.tolist() == [START * 10**6]
     assert decode_snapshot(body).refused == {"no-time": 1}
     assert decode_snapshot(snapshot_bytes([BUS], header_s=2**64 - 1)).vehicles == ["a"]
+    for header in ("", '"header":null,', '"header":{"incrementality":null},'):
+        assert decode_snapshot(f'{{{header}"entity":[{ENTITY}]}}'.encode()).vehicles == ["a"]
 
 
 HALF = "\\ud800"
 NONE = "not a GTFS-realtime feed"
 JSON_HEADER = '"header":{"gtfsRealtimeVersion":"2.0"}'
 ENTITY = json_format.MessageToJson(feed_message([BUS]).entity[0])
+HALVES = {
+    "as a name": f'{{"header":{{"gtfs_realtime_version":"2.0","{HALF}":1}},"entity":[]}}',
+    "beside others": f'{{"header":{{"gtfsRealtimeVersion":"2.0","x{HALF}y":1}},"entity":[{ENTITY}]}}',
+    "of the lower ones": '{"header":{"\\uDC00":1},"entity":[]}',
+    "in a deep object": f'{{"header":{{}},"entity":[{{"id":"1","vehicle":{{"trip":{{"{HALF}":{{}}}}}}}}]}}',
+    "instead of an object": f'{{"header":"{HALF}","entity":[]}}',
+    "as a value": f'{{"header":{{"gtfs_realtime_version":"{HALF}"}},"entity":[]}}',
+}
 UNREADABLE: dict[str, tuple[bytes | str, str]] = {
     "nothing": (b"", "neither header nor vehicles"),
     "HTML": (b"<html>login secret</html>", "HTML or XML"),
@@ -126,18 +136,7 @@ UNREADABLE: dict[str, tuple[bytes | str, str]] = {
     "deep objects": (b'{"a":' * 5000, NONE),
     "cut short": (snapshot_bytes([BUS])[:-7], NONE),
     "too large": (b"\x00" * (LARGEST_SNAPSHOT + 1), "more than"),
-    "half a pair as a name": (f'{{"header":{{"gtfs_realtime_version":"2.0","{HALF}":1}},"entity":[]}}', NONE),
-    "half a pair beside others": (
-        f'{{"header":{{"gtfsRealtimeVersion":"2.0","x{HALF}y":1}},"entity":[{ENTITY}]}}',
-        NONE,
-    ),
-    "the lower half": ('{"header":{"\\uDC00":1},"entity":[]}', NONE),
-    "half a pair in a deep object": (
-        f'{{"header":{{}},"entity":[{{"id":"1","vehicle":{{"trip":{{"{HALF}":{{}}}}}}}}]}}',
-        NONE,
-    ),
-    "half a pair instead of an object": (f'{{"header":"{HALF}","entity":[]}}', NONE),
-    "half a pair as a value": (f'{{"header":{{"gtfs_realtime_version":"{HALF}"}},"entity":[]}}', NONE),
+    **{f"half a pair {where}": (body, NONE) for where, body in HALVES.items()},
     "an object of entities": (f'{{{JSON_HEADER},"entity":{{"secret":{{"parse secret field":1}}}}}}', "entity"),
     "a name twice": (f'{{{JSON_HEADER},"entity":[{{"secret":1,"secret":2}}]}}', "occurs twice"),
     "a cut name": ('{"secret', "char 1"),

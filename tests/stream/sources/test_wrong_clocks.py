@@ -70,11 +70,15 @@ def skewed_at(wrong: Sequence[int], ahead: int, names: str = "abc") -> Callable[
 
 def live(source: GtfsRealtime, body: Callable[[int], bytes], steps: range) -> list[list[dict[str, object]]]:
     """The events of each answer, which arrives on time."""
-    answers = []
-    for step in steps:
-        values = source.events(body(step), (START + EVERY_S * step) * 1_000_000).values
-        answers.append([json.loads(value) for value in values])
-    return answers
+    answers = [source.events(body(step), (START + EVERY_S * step) * 1_000_000).values for step in steps]
+    return [[json.loads(value) for value in values] for values in answers]
+
+
+def of_stored(body: Callable[[int], bytes], steps: Sequence[int]) -> list[list[dict[str, object]]]:
+    """The events of each stored document."""
+    source = reader()
+    answers = [source.of_document(decode_snapshot(body(step))).values for step in steps]
+    return [[json.loads(value) for value in values] for values in answers]
 
 
 @pytest.mark.parametrize("ahead", [12, 60, 240, 299, 1500, 3000, 3590, 86_400, 315_360_000])
@@ -128,23 +132,18 @@ def test_a_clock_that_was_ahead_silences_no_vehicle_of_siri_vm_or_hfp(ahead, ref
 
 
 def test_after_several_stored_snapshots_far_ahead_the_next_ones_give_events_with_the_right_speeds():
-    source, body = reader(), skewed_at(range(4, 8), 3000)
-    answers = [source.of_document(decode_snapshot(body(step))) for step in range(40)]
-    assert [len(messages.values) for messages in answers[9:]] == [3] * 31
-    assert all(json.loads(value)["speed"] == KMH for messages in answers[9:] for value in messages.values)
+    right = of_stored(skewed_at(range(4, 8), 3000), range(40))[9:]
+    assert [len(events) for events in right] == [3] * 31
+    assert all(event["speed"] == KMH for events in right for event in events)
 
 
 def test_two_old_stored_documents_in_a_row_change_no_speed_of_later_ones():
     """They look like a clock that was set back; what is sent again has the same user and time, and counts once."""
-
-    def sent(steps: Sequence[int]) -> list[dict[str, object]]:
-        source = reader()
-        answers = [source.of_document(decode_snapshot(body_at(step, {}))) for step in steps]
-        return [json.loads(value) for messages in answers for value in messages.values]
-
-    mixed, whole = sent([*range(20), 12, 13, *range(20, 40)]), sent(range(40))
-    assert {(event["user"], event["time"]) for event in mixed} == {(event["user"], event["time"]) for event in whole}
-    assert all(event["speed"] == KMH for event in mixed)
+    orders = [*range(20), 12, 13, *range(20, 40)], range(40)
+    sent = [of_stored(lambda step: body_at(step, {}), order) for order in orders]
+    mixed, whole = ({(event["user"], event["time"]) for events in answers for event in events} for answers in sent)
+    assert mixed == whole
+    assert all(event["speed"] == KMH for events in sent[0] for event in events)
 
 
 def said(
