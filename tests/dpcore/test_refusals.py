@@ -34,7 +34,7 @@ from dpcore.occupancy import Occupancy
 from dpcore.participation import Layout, PublicCells, integers
 from dpcore.residual import ResidualMean
 from dpcore.resolution import choose_resolution
-from dpcore.scales import LaplaceScales, noise_ratio
+from dpcore.scales import LaplaceScales, check_total, noise_ratio
 from dpcore.single_cell.cell import bestfit
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy, select_quantiles, select_range
@@ -119,6 +119,7 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         OverflowBoundError,
         group=lambda: Contributions.group(ONE.astype(np.uint64), ONE.astype(np.uint64), ONE, ONE, upper=2**62),
         sensitivities=lambda: Sensitivities(ints(0), ints(0), ints(2**41), np.ones(1), 1),
+        total=lambda: check_total(2**40, 2**22),
     ),
     "values NaN": releases(np.array([1.0, math.nan]))
     | _case(ParameterError, posterior=lambda: laplace_posterior(np.eye(1), np.array([math.nan]), np.ones(1))),

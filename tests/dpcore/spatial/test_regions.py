@@ -226,18 +226,17 @@ def test_only_the_first_regions_of_a_user_count():
 
 
 def test_bad_input_is_a_typed_error():
+    one, length = (np.zeros(1, np.int64), np.zeros(1), np.zeros(1)), {"nearest": 3, "bandwidth": 1.0}
     for build in [
         lambda: Regions.of_polygons([[(0, 0)]], user=[1, 2]),
         lambda: Regions.of_polygons([[(0, 0)]]).shrunk(0.0),
         lambda: Footprints.sensitivity(grid(3, 3), float("inf")),
-        lambda: extract_regions(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=0, bandwidth=1.0),
-        lambda: extract_regions(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=5761, bandwidth=1.0),
-        lambda: extract_regions(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=3, bandwidth=0.0),
-        lambda: extract_regions(
-            np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=3, bandwidth=1.0, discard_beyond=np.nan
-        ),
-        lambda: extract_regions(np.zeros(2, np.int64), np.zeros(1), np.zeros(1), nearest=3, bandwidth=1.0),
-        lambda: extract_regions(np.zeros(1, np.int64), np.array([np.inf]), np.zeros(1), nearest=3, bandwidth=1.0),
+        lambda: extract_regions(*one, **length | {"nearest": 0}),
+        lambda: extract_regions(*one, **length | {"nearest": 5761}),
+        lambda: extract_regions(*one, **length | {"bandwidth": 0.0}),
+        lambda: extract_regions(*one, **length, discard_beyond=np.nan),
+        lambda: extract_regions(np.zeros(2, np.int64), *one[1:], **length),
+        lambda: extract_regions(one[0], np.array([np.inf]), one[2], **length),
     ]:
         with pytest.raises(RegionError):
             build()

@@ -50,10 +50,6 @@ RELATIONS = ["values", "participation"]
 PAPERS = dict.fromkeys(("e2epriv", "euler", "htf"), "paper")
 
 
-def region_sensitivity(plan: Plan) -> int:
-    return Footprints.sensitivity(region_domain(plan.terms.histogram), plan.terms.histogram.regions.diameter_m)
-
-
 Transcript = list[tuple[np.ndarray, np.ndarray]]
 
 
@@ -93,7 +89,8 @@ def day(seed: int, windows: int = 5) -> list[np.ndarray]:
 def moves_too_much(config: Config, windows: list[np.ndarray]) -> bool:
     """Whether some user who leaves moves the histograms of a day by more than the windows they pay for allow."""
     everyone = transcript(config, windows)
-    points, region = config.histogram.fixes_per_user, region_sensitivity(planned_with_fixes(config, windows[0])[0])
+    points, terms = config.histogram.fixes_per_user, planned_with_fixes(config, windows[0])[0].terms.histogram
+    region = Footprints.sensitivity(region_domain(terms), terms.regions.diameter_m)
     for user in np.unique(np.concatenate([rows["user"] for rows in windows])).tolist():
         without = transcript(config, [rows[rows["user"] != user] for rows in windows])
         paid = windows_paid(config, windows, user)

@@ -124,7 +124,7 @@ def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path, weigh
 
     So is what intervals of half the width hold of the counts, the planted twin.
     """
-    wanted = {"participation.weight": weight, "speed.statistics": EVERY}
+    wanted = {"participation.weight": weight, "speed.statistics": [*EVERY, "moving_mean"]}
     by_rho = accounting == "zcdp"
     config = zcdp_config(tmp_path, 2.0, 4.0, **SMALL, **wanted) if by_rho else riders(tmp_path, **wanted)
     plan, contributions = planned(config, random_rows(3, 600, users=200))
