@@ -27,7 +27,7 @@ from stream.statistics.residual_clipping import response_of, with_ranges
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
 from stream.statistics.values.cell_statistics import MECHANISMS
 from stream.storage.row_store import ROW
-from stream.terms import Terms
+from stream.terms import MOVING_KM_H, Terms
 from tests.dpcore.silence import Silence
 from tests.support import hourly
 from tests.support.builders import SLOT, SMALL, random_rows, riders, zcdp_config
@@ -101,7 +101,7 @@ def test_the_statistics_without_noise_are_those_of_the_weighted_samples(tmp_path
     rows = random_rows(6, 240, users=8, places=1)
     rows = np.concatenate([rows[rows["user"] == user][:20] for user in range(1, 9)])
     for weight in WEIGHTS:
-        chosen = {"participation.samples_per_cell": 100, "speed.statistics": EVERY}
+        chosen = {"participation.samples_per_cell": 100, "speed.statistics": [*EVERY, "moving_mean"]}
         config = riders(tmp_path, **chosen, **{"participation.weight": weight})
         plan, contributions = planned(config, rows)
         columns = draw(plan, contributions, Silence())
@@ -110,6 +110,7 @@ def test_the_statistics_without_noise_are_those_of_the_weighted_samples(tmp_path
         assert columns["users"].value[at] == len(np.unique(rows["user"]))
         assert columns["mean"].value[at] == pytest.approx(values.mean(), abs=0.002)
         assert columns["variance"].value[at] == pytest.approx(values.var(), rel=0.001)
+        assert columns["moving_mean"].value[at] == pytest.approx(values[values >= MOVING_KM_H].mean(), abs=0.02)
         for name, percent in (("p15", 15), ("p50", 50), ("p85", 85)):
             assert abs(columns[name].value[at] - np.percentile(values, percent)) < 2 * 65 / 32
         assert ("events" in columns) == (weight == "sample")

@@ -140,8 +140,6 @@ def test_a_window_without_rows_is_a_close_marker_and_nothing_else(tmp_path, stat
 
 
 MERGING = {"hexagons.merge_until": 30.0, "hexagons.coarsest_resolution": 4, "speed.post_processing": []}
-ALL_KEPT = {"speed.sum_cap": 0.3, "speed.clipping": "none", "speed.suppression": "none", "speed.statistics": ["mean"]}
-"""Every sample is retained, and only the caps bound what a user adds to a sum."""
 
 
 def planned_merged(config: Config, rows: np.ndarray) -> tuple[Plan, Contributions, Contributions]:
@@ -151,7 +149,9 @@ def planned_merged(config: Config, rows: np.ndarray) -> tuple[Plan, Contribution
 
 
 def test_users_without_budget_do_not_enter_the_caps(tmp_path):
-    config, rows = bus_config(tmp_path, **MERGING | ALL_KEPT), uneven_rows(1)
+    """Every sample is retained, and only the caps bound what a user adds to a sum."""
+    kept = {"speed.sum_cap": 0.3, "speed.clipping": "none", "speed.suppression": "none", "speed.statistics": ["mean"]}
+    config, rows = bus_config(tmp_path, **MERGING | kept), uneven_rows(1)
     long = rows[rows["user"] == 1].repeat(20)
     long["time"] += np.arange(len(long)) % 1000 + 1
     more = np.concatenate([rows[rows["user"] != 1], long])
