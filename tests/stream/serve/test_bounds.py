@@ -25,7 +25,6 @@ from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, va
 from stream.messages.range_query import MAX_CELLS
 from stream.serve import hexagons, histograms, sending
 from stream.serve.api import make_app
-from stream.serve.city.areas import centre_of
 from stream.serve.ogc import features as ogc
 from stream.serve.reading.intake import Arrival
 from stream.serve.received import received
@@ -266,23 +265,28 @@ async def test_of_each_kind_of_answer_few_are_made_or_wait_and_what_is_kept_need
             assert (await client.get(paths[-1])).status == 200, kind
 
 
-async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a_box_of_their_own(
-    tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("kind", "making_one", "most"), [("box", "centre_of", "MOST_SELECTED"), ("range", "table_of", "MAX_WAITING")]
+)
+async def test_while_somebody_asks_for_many_they_are_made_one_at_a_time_and_others_get_what_is_cheap_and_their_own(
+    kind, making_one, most, tmp_path, monkeypatch
 ):
-    held_back, making, most = threading.Event(), 0, 0
+    held_back, making, at_once, make = threading.Event(), 0, 0, getattr(hexagons, making_one)
 
-    def slowly(*given: Any) -> tuple[float, float]:
-        nonlocal making, most
+    def slowly(*given: Any) -> Any:
+        nonlocal making, at_once
         making += 1
-        most = max(most, making)
+        at_once = max(at_once, making)
         held_back.wait(60)
         making -= 1
-        return centre_of(*given)
+        return make(*given)
 
-    monkeypatch.setattr(hexagons, "centre_of", slowly)
-    own, *flood = boxes("/api/v1/hexagons?", 100)
+    monkeypatch.setattr(hexagons, making_one, slowly)
+    starts = [f"2017-03-21T{hour}:00:00Z" for hour in range(13, 23)]
+    ranges = [f"/api/v1/download.csv?from={START}&to={start}" for start in starts]
+    own, *flood = boxes("/api/v1/hexagons?", 100) if kind == "box" else ranges
     async with (
-        served(bus_config(tmp_path), released(tmp_path)) as client,
+        served(bus_config(tmp_path), itertools.chain(*windows_of(tmp_path, 10))) as client,
         ClientSession(client.make_url("/"), connector=TCPConnector(local_addr=("127.0.0.2", 0))) as other,
     ):
         assert (await other.get("/api/v1/hexagons")).status == 200
@@ -299,8 +303,8 @@ async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a
         assert (await honest).status == 200
         statuses = [(await task).status for task in asked]
         assert set(statuses) == {200, 503}
-        assert statuses.count(200) <= hexagons.MOST_SELECTED
-        assert most == 1
+        assert statuses.count(200) <= getattr(hexagons, most)
+        assert at_once == 1
 
 
 @pytest.mark.parametrize("is_complete", [False, True])
