@@ -128,11 +128,13 @@ WRONG: dict[str, dict[str, tuple[str | bytes | None, str]]] = {
     [pytest.param(key, *case, id=f"{key}, {name}") for key, cases in WRONG.items() for name, case in cases.items()],
 )
 def test_a_wrong_or_missing_file_is_refused_with_its_key_and_the_reason(tmp_path, key, text, said):
+    """Where there is no file, a folder is none either."""
     path = tmp_path / "file.json"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ConfigError, match=f"public.{key} .*{said}"):
-        READERS[key](path)
+    for given in (path, tmp_path) if text is None else (path,):
+        with pytest.raises(ConfigError, match=f"public.{key} .*{said}"):
+            READERS[key](given)
 
 
 @pytest.mark.parametrize("name", ["\u200b", "a\u2028b", "a\u2029b", "\u200b \u2060"], ids=ascii)
