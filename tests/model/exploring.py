@@ -21,7 +21,6 @@ class Graph:
 
     states: list[State] = field(default_factory=list)
     parents: array[int] = field(default_factory=lambda: array("l"))
-    transitions: int = 0
     trace: list[str] | None = None
 
 
@@ -49,7 +48,6 @@ def _explored(world: World) -> Graph:
     number_of(world.initial(), -1)
     for at, state in enumerate(graph.states):  # which grows meanwhile
         for move in world.moves(state):
-            graph.transitions += 1
             if move.broken is not None:
                 graph.trace = [*_trace(world, graph, at, move), f"=> {move.broken}"]
                 return graph

@@ -17,7 +17,7 @@ from stream.local.server import RedisServer
 
 Command = tuple[Any, ...]
 Content = tuple[tuple[bytes, bytes, Any], ...]
-"""(key, type, value) of every key, sorted; so are the elements of hashes, sets and sorted sets."""
+"""(key, type, value) of every key, sorted; so are the elements of hashes and sets."""
 
 _READ = """
 local all = {}
@@ -27,13 +27,12 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
   if kind == 'string' then value = redis.call('GET', key)
   elseif kind == 'hash' then value = redis.call('HGETALL', key)
   elseif kind == 'set' then value = redis.call('SMEMBERS', key)
-  elseif kind == 'zset' then value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
   else value = redis.call('LRANGE', key, 0, -1) end
   all[#all + 1] = {key, kind, value}
 end
 return all
 """
-_WRITE = {b"hash": b"HSET", b"set": b"SADD", b"zset": b"ZADD", b"list": b"RPUSH"}
+_WRITE = {b"hash": b"HSET", b"set": b"SADD", b"list": b"RPUSH"}
 _MARK = (b"SET", b"model-mark", b"")
 """Surrounds the effects of a request in the append-only file."""
 
@@ -65,14 +64,7 @@ class StateServer:
 
     def content(self, state: int) -> dict[bytes, Any]:
         """The keys of ``state`` with their values: bytes, dicts (hashes), or tuples of elements."""
-        return {
-            key: dict(value)
-            if kind == b"hash"
-            else tuple(element for element, _ in value)
-            if kind == b"zset"
-            else value
-            for key, kind, value in self._contents[state]
-        }
+        return {key: dict(value) if kind == b"hash" else value for key, kind, value in self._contents[state]}
 
     def register(self, script: str) -> None:
         """Let requests call ``script`` by its digest."""
@@ -91,10 +83,6 @@ class StateServer:
             self._executed[state, commands] = Executed(after, [_answer(answer) for answer in answers], replayed)
         return self._executed[state, commands]
 
-    def __len__(self) -> int:
-        """Number of different states."""
-        return len(self._contents)
-
     def _replayed(self, after: int) -> int:
         """``after``, and then once more what the server's log says about the request that led there."""
         _, effects, _ = self._log.read().split(hiredis.pack_command(_MARK))
@@ -109,15 +97,15 @@ class StateServer:
         commands: list[Command] = [(b"FLUSHALL",)]
         for key, kind, value in self._contents[state]:
             parts = (value,) if kind == b"string" else value
-            if kind in (b"hash", b"zset"):
-                parts = [part for pair in value for part in (pair if kind == b"hash" else pair[::-1])]
+            if kind == b"hash":
+                parts = [part for pair in value for part in pair]
             commands.append((_WRITE.get(kind, b"SET"), key, *parts))
         return commands
 
     def _intern(self, read: list[Any]) -> int:
         keys = []
         for key, kind, value in read:
-            if kind in (b"hash", b"zset"):
+            if kind == b"hash":
                 value = tuple(sorted(zip(value[::2], value[1::2], strict=True)))
             elif kind != b"string":
                 value = tuple(sorted(value) if kind == b"set" else value)

@@ -194,9 +194,6 @@ class Steps:
     def __getitem__(self, number: int) -> Step:
         return self._all[number]
 
-    def __len__(self) -> int:
-        return len(self._all)
-
     def root(self, slot: int) -> Step:
         """The beginning of an attempt to close ``slot``."""
         if slot not in self._roots:

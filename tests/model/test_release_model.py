@@ -18,6 +18,8 @@ FULL = {
     "two windows, fault": Variant(windows=2, faults=1),
     "two windows, set-back": Variant(windows=2, set_back=True),
     "two feeds": Variant(windows=2, feeds=2),
+    "two feeds, fault": Variant(windows=2, feeds=2, faults=1),
+    "two feeds, set-back": Variant(windows=2, feeds=2, set_back=True),
 }
 BROKEN = {
     "ledgers apart of feeds with the same users": Variant(windows=2, feeds=2, apart=True),

@@ -343,10 +343,8 @@ class World:
     def _ledger(self, redis: int) -> Counter[int]:
         period = self.config.slotting.period_of(self.slots[0]).key
         content, ledgers = self.server.content(redis), {keys.ledger(period).encode() for keys in self.keys.values()}
-        return sum(
-            (Counter({int(user): int(units) for user, units in content.get(key, {}).items()}) for key in ledgers),
-            Counter(),
-        )
+        spent = ({int(user): int(units) for user, units in content.get(key, {}).items()} for key in ledgers)
+        return sum(map(Counter, spent), Counter())
 
     def _paid(self, redis: int, slot: int) -> Counter[int]:
         paid = self.server.content(redis).get(self.keys[slot].charged(slot).encode(), {})
@@ -397,11 +395,7 @@ class World:
         counters = {keys.commits.encode() for keys in self.keys.values()}
         numbers = [sum(int(content.get(key, 0)) for key in counters) for content in contents]
         if numbers[1] - numbers[0] != len(committed):
-            return (
-                f"{len(committed)} windows are committed, and the number of commits goes from "
-                f"{numbers[0]} "
-                f"to {numbers[1]}"
-            )
+            return f"{len(committed)} windows are committed, and the numbers of commits before and after are {numbers}"
         return None
 
     def _judge_topic(self, before: frozenset[Part], after: frozenset[Part], redis: int, intact: bool) -> str | None:
@@ -414,19 +408,15 @@ class World:
         releases = {(slot, body_of(value).digest): body_of(value).charges for slot, _, value in after}
         cost = sum((Counter(charges) for charges in releases.values()), Counter())
         if max(cost.values(), default=0) > self.config.privacy.ledger_budget:
-            return (
-                f"what is published cost a user {max(cost.values())}, the budget is {self.config.privacy.ledger_budget}"
-            )
+            return f"what is published cost a user {max(cost.values())}, more than {self.config.privacy.ledger_budget}"
         if intact and any(self._ledger(redis)[int(user)] < units for user, units in cost.items()):
             return "what is published costs more than the ledger says"
-        numbers = [(body_of(value).feed, body_of(value).sequence) for _, marker, value in after if marker]
-        in_time = sorted(
-            (body_of(value).feed, slot, body_of(value).sequence) for slot, marker, value in after if marker
-        )
-        if [(feed, number) for feed, _, number in in_time] != sorted(numbers):
-            return f"close markers carry the numbers {sorted(numbers)} in another order than that of their windows"
+        marked = [(slot, body_of(value)) for slot, marker, value in after if marker]
+        numbers = sorted((body.feed, body.sequence) for _, body in marked)
+        if [(feed, n) for feed, _, n in sorted((body.feed, slot, body.sequence) for slot, body in marked)] != numbers:
+            return f"close markers carry the numbers {numbers} in another order than that of their windows"
         if len(set(numbers)) < len(numbers) or any(n > len(self.slots) // self.variant.feeds for _, n in numbers):
-            return f"close markers carry the numbers {sorted(numbers)}"
+            return f"close markers carry the numbers {numbers}"
         return None
 
     # Texts.

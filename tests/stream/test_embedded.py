@@ -46,10 +46,6 @@ def arriving(*fixes: tuple[int, int]) -> Messages:
     return Messages(np.array([due for due, _ in fixes], dtype=np.int64), [None] * len(values), values)
 
 
-def with_redis(config: Config, url: str) -> Config:
-    return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url})})
-
-
 def lines(file: Path, topic: str) -> list[dict[str, Any]]:
     read = map(read_line, file.read_bytes().splitlines())
     return [json.loads(bytes(line.value)) for line in read if line.topic == topic]
@@ -69,7 +65,7 @@ async def run(config: Config, blocks: Sequence[Messages] | Replay, out: Path, **
 
 
 async def test_a_recording_gives_the_windows_counts_and_charges_that_replay_offline_gives(redis, redis_url, tmp_path):
-    config, rng = with_redis(bus_config(tmp_path), redis_url), np.random.default_rng(1)
+    config, rng = bus_config(tmp_path, **{"redis.url": redis_url}), np.random.default_rng(1)
     times = np.sort(NOON_US + rng.integers(0, 3 * HOUR_US, 400))
     day = tmp_path / "day.ndjson"
     day.write_bytes(b"".join(event(f"v{k // 2 % 7}", int(t), 10 + k % 30) + b"\n" for k, t in enumerate(times)))
@@ -91,7 +87,7 @@ async def test_a_recording_gives_the_windows_counts_and_charges_that_replay_offl
 async def test_an_event_is_in_time_until_its_window_and_the_delay_are_over_by_the_sources_clock(
     redis, redis_url, tmp_path
 ):
-    config = with_redis(bus_config(tmp_path, **{"window.allowed_delay": "5m"}), redis_url)
+    config = bus_config(tmp_path, **{"window.allowed_delay": "5m", "redis.url": redis_url})
     deadline = NOON_US + HOUR_US + 300_000_000
     early, last, late = (NOON_US, NOON_US), (deadline, NOON_US + 1), (deadline + 1, NOON_US + 2)
     feed = feeding(redis, config, tmp_path, None)
@@ -115,7 +111,7 @@ async def test_whether_an_event_is_in_time_does_not_depend_on_how_many_came_with
 ):
     """A large snapshot is stored in parts, and the clock goes on meanwhile."""
     monkeypatch.setattr(embedded, "AT_ONCE", 2)
-    config = with_redis(riders_config(tmp_path), redis_url)
+    config = riders_config(tmp_path, **{"redis.url": redis_url})
     feed = feeding(redis, config, tmp_path, NOON_US)
     deadline = NOON_US + HOUR_US + int(config.window.allowed_delay.total_seconds()) * 1_000_000
     append = RowStore.append
@@ -135,7 +131,7 @@ async def test_whether_an_event_is_in_time_does_not_depend_on_how_many_came_with
 async def test_under_participation_every_window_from_the_beginning_is_released_visited_or_not(
     redis_url, redis, tmp_path
 ):
-    config = with_redis(riders_config(tmp_path), redis_url)
+    config = riders_config(tmp_path, **{"redis.url": redis_url})
     wait = int(config.window.allowed_delay.total_seconds()) * 1_000_000
     blocks = [arriving((NOON_US + HOUR_US, NOON_US + HOUR_US)), arriving((NOON_US + 3 * HOUR_US + wait + 1, NOON_US))]
     reports: list[Message] = []
@@ -146,7 +142,7 @@ async def test_under_participation_every_window_from_the_beginning_is_released_v
 
 
 async def test_rejected_messages_are_reported_and_the_others_released(redis_url, redis, tmp_path):
-    config, reports = with_redis(bus_config(tmp_path), redis_url), list[Message]()
+    config, reports = bus_config(tmp_path, **{"redis.url": redis_url}), list[Message]()
     sound = arriving((NOON_US, NOON_US), (NOON_US + 1, NOON_US + 1))
     block = Messages(np.append(sound.due, NOON_US + 2), [None] * 3, [*sound.values, b"not json"])
     progress = await run(config, [block], tmp_path / "r.ndjson", report=reports.append)
@@ -156,7 +152,7 @@ async def test_rejected_messages_are_reported_and_the_others_released(redis_url,
 
 
 async def test_a_window_that_cannot_be_closed_ends_the_run_with_its_reason(redis_url, redis, tmp_path):
-    config = with_redis(bus_config(tmp_path), redis_url)
+    config = bus_config(tmp_path, **{"redis.url": redis_url})
     with pytest.raises(EmbeddedError, match="FileNotFoundError"):
         await run(config, [arriving((NOON_US, NOON_US))], tmp_path / "absent" / "r.ndjson")
     later = await asyncio.to_thread(embedded.close_to_file, config, SLOT, tmp_path / "r.ndjson")
@@ -165,7 +161,7 @@ async def test_a_window_that_cannot_be_closed_ends_the_run_with_its_reason(redis
 
 
 async def test_a_window_whose_rows_cannot_be_read_is_set_aside_and_the_next_one_follows(redis_url, redis, tmp_path):
-    config = with_redis(riders_config(tmp_path), redis_url)
+    config = riders_config(tmp_path, **{"redis.url": redis_url})
     await RowStore(redis, config.feed.name).move("t/0", 0, 0)  # which opens the partition
     await redis.rpush(PartKeys(FeedKeys(config.feed.name), "t/0").rows(SLOT), b"half a row")
     assert await asyncio.to_thread(embedded.close_to_file, config, SLOT, tmp_path / "r.ndjson") is None
@@ -176,7 +172,7 @@ async def test_a_window_whose_rows_cannot_be_read_is_set_aside_and_the_next_one_
 
 
 async def test_the_clock_does_not_go_back_to_a_block_that_was_being_stored(redis_url, redis, tmp_path):
-    config = with_redis(riders_config(tmp_path), redis_url)
+    config = riders_config(tmp_path, **{"redis.url": redis_url})
     feed = feeding(redis, config, tmp_path, NOON_US)
     storing = asyncio.create_task(feed.send(arriving((NOON_US, NOON_US))))
     await asyncio.sleep(0)

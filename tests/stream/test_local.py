@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.structs import TopicPartition
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
@@ -38,7 +37,7 @@ from stream.servers.connection import NEEDED, REMEDY, ServerVersion
 from tests.support.broker import shared_bootstrap
 from tests.support.builders import bus_config
 from tests.support.environment import worker_environment
-from tests.support.feeding import until_true
+from tests.support.feeding import create_topic, until_true
 
 
 def _is_free(port: int) -> bool:
@@ -54,10 +53,7 @@ def _is_free(port: int) -> bool:
 
 
 async def _round_trip(bootstrap: str, topic: str, timestamp_ms: int | None = None) -> bytes:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])
-    await admin.close()
+    await create_topic(bootstrap, topic, 1)
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True) as producer:
         await producer.send_and_wait(topic, b"23 km/h", timestamp_ms=timestamp_ms)
     async with AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
@@ -320,7 +316,7 @@ def old_binary(tmp_path: Path) -> str:
 
 def test_an_old_server_on_path_is_not_used(old_binary):
     with (
-        pytest.raises(LocalServerError, match=r"redis-server is Redis 6\.2\.14.*upgrade"),
+        pytest.raises(LocalServerError, match=r"redis-server is Redis 6\.2\.14.*Redis 7\.0 or Valkey 8\.0.*upgrade"),
         RedisServer(binary=old_binary),
     ):
         pass

@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stream.ingestion.pseudonyms import Pseudonyms
@@ -112,10 +113,22 @@ def test_every_redis_key_keeps_its_name(known):
     assert lost(known["keys"], keys()) == []
 
 
+def statements(node: Any, place: str = "") -> dict[str, Any]:
+    """What a stored plan says, by its place."""
+    if not isinstance(node, dict):
+        return {place: node}
+    return {at: said for name, inner in node.items() for at, said in statements(inner, f"{place}/{name}").items()}
+
+
+UNTAGGED = {"/due/terms/speed/keep", "/due/terms/participation/typical_km_h"}
+"""What versions stored before the first one that was tagged, and no later one reads."""
+
+
 @pytest.mark.parametrize("relation", ["values", "participation"])
 def test_a_plan_that_an_older_version_stored_is_read_and_means_the_same(relation, known):
     blob = base64.b64decode(known["plans"][relation])
-    assert decode_plan(encode_plan(decode_plan(blob))) == decode_plan(blob)
+    old, new = (statements(msgspec.msgpack.decode(plan)) for plan in (blob, encode_plan(decode_plan(blob))))
+    assert {place for place in old | new if old.get(place) != new.get(place)} <= UNTAGGED
 
 
 def test_identifiers_digests_pseudonyms_and_rows_are_computed_as_before(known):

@@ -72,8 +72,7 @@ class City:
     async def markers(self, config: Config | None = None) -> list[dict[str, Any]]:
         """Every close marker, in order of publication."""
         feed = config or self.bus
-        records = await read_all(feed.kafka.bootstrap, feed.feed.name)
-        return [json.loads(record.value) for record in records if record.topic == WINDOW]
+        return [json.loads(record.value) for record in await read_all(feed.kafka.bootstrap, feed.feed.name, [WINDOW])]
 
     async def sequences(self) -> list[int]:
         """The numbers of the windows that were published."""

@@ -58,9 +58,10 @@ def make_ready(command: Sequence[str], env: Mapping[str, str], folder: Path, con
 
 @asynccontextmanager
 async def working(
-    command: Sequence[str], env: Mapping[str, str], folder: Path, config: Path
+    command: Sequence[str], env: Mapping[str, str], folder: Path, config: Path, ending: int = signal.SIGTERM
 ) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """A worker until the block ends. SIGTERM must end it well; its log is shown if it does not, or if time is over."""
+    """A worker until the block ends, with a signal. SIGTERM must end it well; its log is shown if it does not, or if
+    time is over."""
     log = folder / "worker.log"
     with log.open("a") as told:
         worker = subprocess.Popen([*command, "worker", "--config", str(config)], env=env, cwd=folder, stderr=told)
@@ -69,5 +70,6 @@ async def working(
         except TimeoutError:
             raise AssertionError(log.read_text()[-6000:]) from None
         finally:
-            worker.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(worker.wait, 60) == 0, log.read_text()[-3000:]
+            worker.send_signal(ending)
+            ends = 0 if ending == signal.SIGTERM else -ending
+            assert await asyncio.to_thread(worker.wait, 60) == ends, log.read_text()[-3000:]

@@ -20,12 +20,9 @@ _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload([__name__, "pytest"])
 
 
-def exit_code(
-    config_path: Path, feed: str, key: Path, bootstrap: str, url: str, slot: int, last_step: str, **more: Any
-) -> int:
-    """Exit code of a process that closed ``slot`` or was killed (−9) after ``last_step``. ``more``: other keys of the
-    configuration."""
-    child = _FORKED.Process(target=_run, args=(config_path, feed, str(key), bootstrap, url, slot, last_step, more))
+def exit_code(config_path: Path, feed: str, key: Path, bootstrap: str, url: str, slot: int, last_step: str) -> int:
+    """Exit code of a process that closed ``slot`` or was killed (−9) after ``last_step``."""
+    child = _FORKED.Process(target=_run, args=(config_path, feed, str(key), bootstrap, url, slot, last_step))
     child.start()
     child.join()
     assert child.exitcode is not None
@@ -36,22 +33,14 @@ def _run(*what: Any) -> None:
     asyncio.run(_close(*what))
 
 
-async def _close(
-    config_path: Path, feed: str, key: str, bootstrap: str, url: str, slot: int, last_step: str, more: dict[str, Any]
-) -> None:
+async def _close(config_path: Path, feed: str, key: str, bootstrap: str, url: str, slot: int, last_step: str) -> None:
     overrides = {"feed.name": feed, "privacy.user_key_file": key, "kafka.bootstrap": bootstrap}
-    config = load_config(config_path, **overrides, **more)
-    redis = Redis.from_url(url)
-    producer = make_producer(config.kafka)
-    await producer.start()
+    config = load_config(config_path, **overrides)
 
     def kill_after(step: str) -> None:
         if step == last_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    publisher = KafkaPublisher(producer, config.kafka)
-    try:
+    async with make_producer(config.kafka) as producer, Redis.from_url(url) as redis:
+        publisher = KafkaPublisher(producer, config.kafka)
         await protocol_of(redis, config, publisher, after_step=kill_after).close(slot)
-    finally:
-        await producer.stop()
-        await redis.aclose()

@@ -1,5 +1,6 @@
 """Reads topics from their beginning to their present end."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
@@ -31,6 +32,16 @@ async def read_all(
     """Every record of ``feed`` in ``topics``."""
     source = f"/hexveil/{feed}".encode()
     return [r for r in await read_topics(bootstrap, topics) if dict(r.headers).get("ce_source") == source]
+
+
+async def versions(
+    bootstrap: str, feed: str, topics: Sequence[str] = (HEXAGON_SPEED, WINDOW, REJECTED)
+) -> dict[str, set[bytes]]:
+    """Every value that was published of ``feed``, by the identifier of its message."""
+    values = defaultdict[str, set[bytes]](set)
+    for record in await read_all(bootstrap, feed, topics):
+        values[dict(record.headers)["ce_id"].decode()].add(record.value)
+    return values
 
 
 async def stored(bootstrap: str, topic: str) -> list[list[tuple[bytes | None, bytes]]]:

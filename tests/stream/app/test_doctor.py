@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from redis.asyncio import Redis
-from typer.testing import CliRunner
 
 from stream.app.doctor import Finding, examine, replication_finding
 from stream.app.worker import page
-from stream.cli import app
 from stream.config import Config
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.local.server import free_port
@@ -24,8 +21,9 @@ from stream.messages.topics import INPUT_SETTINGS
 from stream.metrics import OperatorMetrics
 from tests.support import hourly
 from tests.support.builders import bus_config
+from tests.support.command import run
 from tests.support.environment import worker_environment
-from tests.support.feeding import administering
+from tests.support.feeding import administering, create_topic
 
 DELETED = {"cleanup.policy": "delete"}
 
@@ -37,8 +35,7 @@ class Feed:
         self.config, self.topic = config, config.feed.topic
 
     async def create(self, settings: Mapping[str, str]) -> None:
-        async with administering(self.config.kafka.bootstrap) as admin:
-            await admin.create_topics([NewTopic(self.topic, 1, 1, topic_configs=dict(settings))])
+        await create_topic(self.config.kafka.bootstrap, self.topic, 1, dict(settings))
 
     async def alter(self, settings: Mapping[str, str]) -> None:
         resource = ConfigResource(ConfigResourceType.TOPIC, self.topic, dict(settings))
@@ -138,9 +135,7 @@ async def test_without_redis_doctor_ends_with_3_and_a_remedy_and_checks_kafka_al
     folder = feed.config.privacy.user_key_file.parent
     nobody = f"unix://{folder}/nobody.sock"
     given = worker_environment(folder, feed.config.kafka.bootstrap, nobody, free_port(), feed.topic)
-    command = ["doctor", "--json", "--config", str(hourly.BUS)]
-    done = await asyncio.to_thread(CliRunner(env=given).invoke, app, command)
-    assert done.exit_code == 3, done.exception
+    done = await asyncio.to_thread(run, "doctor", "--json", "--config", hourly.BUS, code=3, env=given)
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert "start Redis" in findings["redis"]["remedy"]
     assert findings[f"batches of {feed.topic}"]["ok"]

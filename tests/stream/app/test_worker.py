@@ -6,6 +6,7 @@ master is killed. Windows are published at fixed instants, which do not depend o
 import asyncio
 import itertools
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -38,6 +39,7 @@ from stream.local.server import LOOPBACK, RedisServer, free_port
 from stream.logs import QUIET_SECONDS
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 from stream.messages.topics import create_topics
+from stream.offline import replay_offline
 from stream.protocol.close_process import PUBLICATION_LEAD_SECONDS, close_windows, publish_windows
 from stream.protocol.ledger_check import LedgerCheck
 from stream.statistics.window_release import WindowStatistics
@@ -45,14 +47,15 @@ from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ReadThrough, RowStore
-from stream.windows import PublicationTimes
+from stream.windows import PublicationTimes, utc_text
 from tests.stream.serve.serving import serving
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config, zcdp_config
 from tests.support.environment import environment, make_ready, worker_environment, working
 from tests.support.feeding import administering, create_topic, produce, until, until_true
 from tests.support.redis_cluster import LocalCluster
-from tests.support.topics_reader import read_all
+from tests.support.schemas import validate
+from tests.support.topics_reader import read_all, versions
 
 _DOMAIN = {"south": 30.2, "west": -97.75, "north": 30.3, "east": -97.6}
 
@@ -120,7 +123,46 @@ def events(users: int = 40) -> list[bytes]:
     return encoded
 
 
-async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the_api_and_from_a_file(
+async def read(redis: Redis, feed: str, messages: int) -> None:
+    """Until a worker read so many messages of the feed."""
+    while sum((await RowStore(redis, feed).next_offsets()).values()) < messages:
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.nightly
+async def test_a_recorded_day_that_is_replayed_to_a_worker_that_is_killed_is_released_and_charged_as_without_kafka(
+    hexveil, kafka, redis, redis_url, tmp_path, topic_name, shared_data
+):
+    """Every window once, as an offline replay under the same key says. No file is left, and no vehicle is logged."""
+    day, folder = shared_data / "capmetro" / "2017-03-21.csv.gz", tmp_path / "worker"
+    folder.mkdir()
+    recorded = {"window.lateness": "event-time", "window.idle_timeout": "4s"}
+    env = worker_environment(folder, kafka, redis_url, free_port(), topic_name, **recorded)
+    make_ready(hexveil, env, folder, hourly.BUS, since="2017-03-21")
+    replay = [*hexveil, "replay", str(day), "--config", BUS, "--format", "capmetro", "--speed", "max"]
+    subprocess.run(replay, env=env, cwd=folder, check=True)
+    async with working(hexveil, env, folder, hourly.BUS, signal.SIGKILL), asyncio.timeout(60):
+        await read(redis, topic_name, 1_000)
+    async with working(hexveil, env, folder, hourly.BUS), asyncio.timeout(120):
+        while await redis.hlen(FeedKeys(topic_name).closed) < 11:
+            await asyncio.sleep(0.5)
+    assert {path.name for path in folder.iterdir()} == {"user.key", "worker.log"}
+    assert not re.search(r"(?<![\d.])2619(?!\d)", (folder / "worker.log").read_text())
+    with (tmp_path / "offline.ndjson").open("w") as out:
+        summary = await asyncio.to_thread(replay_offline, bus_config(folder), day, "capmetro", out)
+    assert await Ledger(redis, topic_name).total("2017-03-21") == summary.charged["2017-03-21"]
+    assert summary.charged["2017-03-21"][0] == 329
+    published = await versions(kafka, topic_name)
+    assert {len(values) for values in published.values()} == {1}
+    lines = [json.loads(line)["value"] for line in (tmp_path / "offline.ndjson").read_text().splitlines()]
+    public = [
+        sorted((b["window"]["start"], b.get("cell", ""), b.get("events"), b.get("users")) for b in of if "window" in b)
+        for of in ([json.loads(value) for values in published.values() for value in values], lines)
+    ]
+    assert public[0] == public[1]
+
+
+async def test_what_a_worker_after_a_killed_one_publishes_is_charged_complete_and_answered_by_the_api_and_from_a_file(
     hexveil, kafka, redis, redis_url, tmp_path, topic_name
 ):
     settings = {"window.lateness": "event-time", "window.idle_timeout": "4s", "histogram": json.dumps(SETTINGS)}
@@ -129,8 +171,10 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **settings)
     await create_topic(kafka, topic_name, 2)
     make_ready(hexveil, env, tmp_path, hourly.BUS, since="2017-03-21")
+    await produce(kafka, topic_name, events(), 2)
+    async with working(hexveil, env, tmp_path, hourly.BUS, signal.SIGKILL), asyncio.timeout(60):
+        await read(redis, topic_name, 1)
     async with working(hexveil, env, tmp_path, hourly.BUS), asyncio.timeout(120):
-        await produce(kafka, topic_name, events(), 2)
         while await redis.hlen(FeedKeys(topic_name).closed) < 2:
             await asyncio.sleep(0.5)
     config = load_config(
@@ -148,6 +192,11 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
         (start, name) for start in ("2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z") for name in ("auto", "euler", "ug")
     ]
     bodies = [json.loads(record.value) for record in records]
+    for record, body in zip(records, bodies, strict=True):
+        validate(record.topic, body)
+    assert sum(body["events"] for body in bodies if "mean" in body) == len(events()), "each event once"
+    assert {path.name for path in tmp_path.iterdir()} == {"user.key", "worker.log"}
+    assert not re.search("bus-[0-9]", (tmp_path / "worker.log").read_text()), "a vehicle was logged"
     assert {body["mean"]["unit"] for body in bodies if "mean" in body} == {"µg/m³"}
     markers = {(body["value"], body["clipping"]["unit"]) for body in bodies if "generation" in body}
     assert markers == {("PM2.5", "µg/m³")}
@@ -224,8 +273,8 @@ class RunningWorker:
         except OSError as absent:
             return [str(absent)]
 
-    def is_ready(self) -> bool:
-        return not self.problems()
+    def wait_until_ready(self) -> None:
+        self.wait_for(lambda: not self.problems())
 
     def stop(self) -> float:
         """Seconds that it took to end well after SIGTERM."""
@@ -276,7 +325,7 @@ def test_a_worker_waits_for_its_servers_outlasts_outages_with_a_line_each_and_en
     assert len(worker.told("redis does not answer, waiting for it")) == 1
     assert len(worker.told("kafka does not answer, waiting for it")) == 1
     own_kafka.start()
-    worker.wait_for(worker.is_ready)
+    worker.wait_until_ready()
 
     time.sleep(QUIET_SECONDS + 1)  # a new outage, not the same one
 
@@ -289,7 +338,7 @@ def test_a_worker_waits_for_its_servers_outlasts_outages_with_a_line_each_and_en
     assert sum(line.get("logger", "").startswith("aiokafka") for line in during) <= 1
 
     own_kafka.start()
-    worker.wait_for(worker.is_ready)
+    worker.wait_until_ready()
     own_kafka.kill()
     own_redis.kill()
     time.sleep(3)
@@ -322,13 +371,13 @@ async def test_a_topic_that_is_deleted_makes_the_worker_unready_until_it_is_ther
     config = bus_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
     await create_topics(config)
     worker = start(kafka, own_redis.url, free_port(), **{"feed.topic": topic_name, "feed.name": topic_name})
-    await asyncio.to_thread(worker.wait_for, worker.is_ready)
+    await asyncio.to_thread(worker.wait_until_ready)
     async with administering(kafka) as admin:
         await admin.delete_topics([topic_name])
     await asyncio.to_thread(worker.wait_for, lambda: topic_name in " ".join(worker.problems()))
     assert worker.process.poll() is None
     await create_topics(config)
-    await asyncio.to_thread(worker.wait_for, worker.is_ready)
+    await asyncio.to_thread(worker.wait_until_ready)
     assert worker.stop() < STOP_SECONDS
 
 
@@ -366,13 +415,14 @@ async def test_a_worker_releases_every_event_once_although_a_master_is_killed_wh
         given = environment({**settings, **words, "config": str(hourly.BUS)})
         await create_topic(kafka, topic_name, PARTITIONS)
         await asyncio.to_thread(make_ready, hexveil, given, tmp_path, hourly.BUS, since="2017-03-21")
-        place = {"lat": 30.2, "lng": -97.7, "speed": 20.0}
+        place, hours = {"lat": 30.2, "lng": -97.7, "speed": 20.0}, tmp_path / "hours.ndjson"
         sent = [place | {"user": f"bus{k % 40}", "time": 1_000 * (SLOT + k)} for k in range(EVENTS)]
-        await produce(kafka, topic_name, [json.dumps(event).encode() for event in sent], PARTITIONS)
-        client = redis_client(config.redis)
-        async with working(hexveil, given, tmp_path, hourly.BUS), asyncio.timeout(90):
-            while not sum((await RowStore.of(client, config).next_offsets()).values()):
-                await asyncio.sleep(0.02)
+        hours.write_text("".join(json.dumps(event) + "\n" for event in sent))
+        replay = [*hexveil, "replay", str(hours), "--format", "canonical"]
+        await asyncio.to_thread(subprocess.run, replay, env=given, cwd=tmp_path, check=True)
+        running = working(hexveil, given, tmp_path, hourly.BUS)
+        async with redis_client(config.redis) as client, running, asyncio.timeout(90):
+            await read(client, topic_name, 1)
             keys = FeedKeys(topic_name)
             parts = (PartKeys(keys, f"{topic_name}/{number}").progress for number in range(PARTITIONS))
             ledger = cluster.master_of(keys.generation)  # and the master to kill holds rows only
@@ -382,7 +432,6 @@ async def test_a_worker_releases_every_event_once_although_a_master_is_killed_wh
             cells = [json.loads(message.value) for message in await read_all(kafka, topic_name, [HEXAGON_SPEED])]
             assert sum(cell["events"] for cell in cells) == EVENTS
             assert len(await read_all(kafka, topic_name, [WINDOW])) == WINDOWS
-        await client.aclose()
 
 
 SMALL_BOX = {"south": 30.17, "west": -97.75, "north": 30.30, "east": -97.66}
@@ -427,10 +476,8 @@ class Arrivals:
 
     async def listen(self, kafka: str) -> None:
         """Reads until it is cancelled."""
-        topics = (HEXAGON_SPEED, WINDOW)
-        consumer = AIOKafkaConsumer(*topics, bootstrap_servers=kafka, auto_offset_reset="latest")
-        await consumer.start()
-        try:
+        latest = {"bootstrap_servers": kafka, "auto_offset_reset": "latest"}
+        async with AIOKafkaConsumer(HEXAGON_SPEED, WINDOW, **latest) as consumer:
             await consumer.seek_to_end()
             self.listening.set()
             async for record in consumer:
@@ -443,8 +490,6 @@ class Arrivals:
                 if record.topic == WINDOW:
                     self.markers.setdefault(start, now)
                     self.numbers[start] = body["sequence"]
-        finally:
-            await consumer.stop()
 
 
 @asynccontextmanager
@@ -471,10 +516,6 @@ async def read_on(rows: RowStore) -> None:
 async def in_a_thread(self: WorkProcess, task: Callable[..., Any], *given: object) -> Any:
     """Statistics whose draw the test can slow down."""
     return await asyncio.to_thread(task, *given)
-
-
-def text(slot: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(slot))
 
 
 def costly_in(first: int, cost: float) -> Callable[..., Any]:
@@ -534,13 +575,13 @@ async def test_windows_of_very_different_cost_are_published_in_order_at_the_same
             for service in services:
                 await service.start()
             try:
-                await until_true(lambda: all(text(slot) in arrivals.markers for slot in slots), 120.0)
+                await until_true(lambda: all(utc_text(slot) in arrivals.markers for slot in slots), 120.0)
             finally:
                 for service in services:
                     await service.stop()
-    assert [arrivals.numbers[text(slot)] for slot in slots] == list(range(1, LATER + 2))
+    assert [arrivals.numbers[utc_text(slot)] for slot in slots] == list(range(1, LATER + 2))
     for slot in (slots[0], slots[-1]):
-        for arrived in (arrivals.first[text(slot)], arrivals.markers[text(slot)]):
+        for arrived in (arrivals.first[utc_text(slot)], arrivals.markers[utc_text(slot)]):
             assert at_an_instant(arrived - slot - SLOT_SECONDS), (slot, arrived)
 
 
@@ -576,14 +617,14 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
             slot = waiting_slots[-1]
             waiting, begun = left(slot), time.monotonic()
         assert time.monotonic() - begun < waiting, "the worker waited for the instant"
-        assert text(slot) not in arrivals.first, "published before its instant"
+        assert utc_text(slot) not in arrivals.first, "published before its instant"
         for earlier in waiting_slots:
-            if text(earlier) in arrivals.first:
-                late = (arrivals.first[text(earlier)] - earlier - SLOT_SECONDS) % margin
+            if utc_text(earlier) in arrivals.first:
+                late = (arrivals.first[utc_text(earlier)] - earlier - SLOT_SECONDS) % margin
                 assert late < TOLERANCE, "published between the instants"
         async with working(hexveil, env, tmp_path, hourly.RIDERS):
-            await until_true(lambda: text(slot) in arrivals.markers, 180.0)
-    behind = arrivals.markers[text(slot)] - (slot + SLOT_SECONDS) - margin
+            await until_true(lambda: utc_text(slot) in arrivals.markers, 180.0)
+    behind = arrivals.markers[utc_text(slot)] - (slot + SLOT_SECONDS) - margin
     assert behind % margin < TOLERANCE, "published between the instants"
 
 

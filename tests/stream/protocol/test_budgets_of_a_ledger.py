@@ -46,13 +46,6 @@ async def state(redis: Redis, *configs: Config) -> None:
         await raises(redis, config)
 
 
-async def with_budgets(redis: Redis, folder: Path, budget: float) -> tuple[Config, Config]:
-    """Two feeds that are started with this budget."""
-    both = sharing(folder, **{"privacy.budget": budget})
-    await state(redis, *both)
-    return both
-
-
 async def hold(redis: Redis, config: Config, seed: int, slot: int) -> None:
     """Rows of twelve users in one more window, from a topic that begins anew."""
     keys = FeedKeys.of(config)
@@ -75,7 +68,8 @@ async def test_whatever_is_configured_when_the_least_that_is_stated_as_a_period_
     rng, budgets = np.random.default_rng(seed), (1.6, 2.0, 3.0)
     slots = [SLOT + day * DAY + hour * HOUR for day in range(3) for hour in range(2)]
     stated = [2.0, 2.0]
-    feeds = list(await with_budgets(redis, tmp_path, 2.0))
+    feeds = list(sharing(tmp_path, **{"privacy.budget": 2.0}))
+    await state(redis, *feeds)
     for at, config in enumerate(feeds):
         for slot in slots:
             await hold(redis, config, at, slot)
@@ -126,10 +120,12 @@ async def test_the_charge_itself_refuses_another_budget_and_writes_nothing(redis
 
 @pytest.mark.every_server
 async def test_a_withheld_window_states_the_budget_of_its_period(redis, tmp_path):
-    bus, _ = await with_budgets(redis, tmp_path, 2.0)
-    await stored(redis, bus, 1)
-    assert await budget_of(redis, bus) == 2.0
-    _, tram = await with_budgets(redis, tmp_path, 3.0)
+    two, three = (sharing(tmp_path, **{"privacy.budget": budget}) for budget in (2.0, 3.0))
+    await state(redis, *two)
+    await stored(redis, two[0], 1)
+    assert await budget_of(redis, two[0]) == 2.0
+    await state(redis, *three)
+    tram = three[1]
     planning = protocol_of(redis, tram, Collected())
     plan = await planning.make(tram.slotting.window(SLOT), None, NOBODY)
     assert plan.withheld

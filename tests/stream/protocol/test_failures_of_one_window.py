@@ -6,18 +6,17 @@ import asyncio
 import dataclasses
 import json
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
-from typer.testing import CliRunner
 
 from dpcore.noise import Noise
 from stream.app.services import Closing, ProcessDiedError, WorkProcess
 from stream.app.worker import Worker
-from stream.cli import app as command
 from stream.config import Config
 from stream.config.histogram import MAX_MESSAGE_BYTES
 from stream.config.public_cells import MAX_CELLS
@@ -45,6 +44,7 @@ from tests.support.builders import (
     with_histograms,
 )
 from tests.support.closing import Collected, close_until, closed, failing, protocol_of, refused
+from tests.support.command import run
 from tests.support.hourly import BUS
 from tests.support.releasing import bodies_of, planned_with_fixes, released
 from tests.support.schemas import validate
@@ -53,8 +53,8 @@ from tests.support.topics_reader import read_all
 
 
 async def starts_of_markers(config: Config) -> list[str]:
-    records = await read_all(config.kafka.bootstrap, config.feed.name)
-    return [json.loads(r.value)["window"]["start"][11:13] for r in records if r.topic == WINDOW]
+    records = await read_all(config.kafka.bootstrap, config.feed.name, [WINDOW])
+    return [json.loads(record.value)["window"]["start"][11:13] for record in records]
 
 
 @pytest.mark.parametrize(
@@ -123,19 +123,12 @@ async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_s
     assert charged[1] > 0, "what was charged stays charged"
     monkeypatch.setenv("HEXVEIL_FEED__NAME", name)
     monkeypatch.setenv("HEXVEIL_REDIS__URL", config.redis.url)
-
-    async def run(*arguments: str) -> Any:
-        given = ["ledger", "retry", *arguments, "--config", str(BUS)]
-        return await asyncio.to_thread(CliRunner().invoke, command, given)
-
-    (listed,) = json.loads((await run("--json")).stdout).items()
-    assert listed[0] == "2017-03-21T12:00:00Z"
-    assert "MemoryError" in listed[1]
-    wrong = await run("2017-03-21T13:00:00Z")
-    assert wrong.exit_code == 1
-    assert "2017-03-21T12:00:00Z" in wrong.stderr
-    assert (await run("nonsense")).exit_code == 2
-    assert (await run("2017-03-21T12:00:00Z")).exit_code == 0
+    retry = partial(asyncio.to_thread, run, "ledger", "retry", "--config", BUS)
+    ((start, why),) = json.loads((await retry("--json")).stdout).items()
+    assert (start, "MemoryError" in why) == ("2017-03-21T12:00:00Z", True)
+    assert "2017-03-21T12:00:00Z" in (await retry("2017-03-21T13:00:00Z", code=1)).stderr
+    await retry("nonsense", code=2)
+    await retry("2017-03-21T12:00:00Z")
     assert await ReleaseStore(redis, name).slots_set_aside() == set()
     (report,) = await close_windows(config, [SLOT])
     assert report.failure is None
@@ -178,9 +171,8 @@ async def test_a_window_that_was_set_aside_is_due_once_it_is_retried_and_never_r
     assert (await protocol.ledger.total("2017-03-21"))[1] >= spent[1]
     monkeypatch.setenv("HEXVEIL_FEED__NAME", "bus")
     monkeypatch.setenv("HEXVEIL_REDIS__URL", redis_url)
-    command_line = ["ledger", "retry", "2017-03-21T12:00:00Z", "--config", str(BUS)]
-    refused = await asyncio.to_thread(CliRunner().invoke, command, command_line)
-    assert (refused.exit_code, "2017-03-21T13:00:00Z" in refused.stderr) == (1, True)
+    again = await asyncio.to_thread(run, "ledger", "retry", "2017-03-21T12:00:00Z", "--config", BUS, code=1)
+    assert "2017-03-21T13:00:00Z" in again.stderr
 
 
 async def test_a_window_is_planned_only_once_the_one_before_it_is_committed(redis, tmp_path):
@@ -267,8 +259,7 @@ async def test_only_what_follows_from_public_counts_is_told_and_the_next_windows
     committed = [report.slot for report in reports if report.failure is None]
     published = await publish_windows(config, committed)
     assert [report.released.withheld for report in published] == ([True, False] if withheld else [False])
-    records = await read_all(config.kafka.bootstrap, config.feed.name)
-    markers = [json.loads(r.value) for r in records if r.topic == WINDOW]
+    markers = [json.loads(r.value) for r in await read_all(config.kafka.bootstrap, config.feed.name, [WINDOW])]
     assert [marker.get("withheld", False) for marker in markers] == ([True, False] if withheld else [False])
     assert await ReleaseStore.of(redis, config).slots_set_aside() == (set() if withheld else {SLOT})
     Clock().rules(monkeypatch)

@@ -5,8 +5,6 @@ import asyncio
 import itertools
 import json
 import subprocess
-import time
-from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -40,7 +38,7 @@ from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, LedgerError, SetBackError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
-from stream.windows import Period
+from stream.windows import Period, utc_text
 from tests.support import hourly
 from tests.support.builders import (
     SLOT,
@@ -58,7 +56,7 @@ from tests.support.feeding import administering, create_topic
 from tests.support.protocol_child import exit_code
 from tests.support.releasing import planned_with_fixes, recalled
 from tests.support.stored_rows import dump, fill, put_back, store
-from tests.support.topics_reader import read_all
+from tests.support.topics_reader import versions
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -81,9 +79,7 @@ async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_o
         assert await ledger.total("2017-03-21") == exact, "noise was drawn before everybody had paid for everything"
     assert run("never") == 0
 
-    bodies = defaultdict(set)
-    for record in await read_all(kafka, topic_name, OUTPUT_TOPICS):
-        bodies[dict(record.headers)["ce_id"].decode()].add(record.value)
+    bodies = await versions(kafka, topic_name, OUTPUT_TOPICS)
     assert all(len(values) == 1 for values in bodies.values()), "one identifier with two different payloads"
     cells, histograms, markers = (
         [value for name in sorted(bodies) if name.startswith(topic) for value in bodies[name]]
@@ -303,12 +299,12 @@ async def disturbed(
             assert not publisher.messages, "what is set aside was published"
             await store.take_up(slot)
     await protocol.close(SLOT)
-    versions: dict[str, set[bytes]] = {}
+    published: dict[str, set[bytes]] = {}
     for message in publisher.messages:
-        versions.setdefault(dict(message.headers)["ce_id"].decode(), set()).add(message.value)
+        published.setdefault(message.ce_id, set()).add(message.value)
     (marker,) = {message.value for message in publisher.messages if message.topic == WINDOW}
     total = await Ledger.of(redis, config).total(config.slotting.period_of(SLOT).key)
-    return Closed(total, versions, "withheld" in json.loads(marker))
+    return Closed(total, published, "withheld" in json.loads(marker))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -372,12 +368,10 @@ async def test_a_redis_that_was_set_back_releases_and_charges_nothing_and_withou
     assert await deployment.spent() == before
 
 
-async def drawn_twice(config: Config) -> list[bytes]:
+async def drawn_twice(config: Config) -> list[str]:
     """Identifiers under which messages of different content were published."""
-    bodies = defaultdict(set)
-    for record in await read_all(config.kafka.bootstrap, config.feed.name):
-        bodies[dict(record.headers)["ce_id"]].add(record.value)
-    return [name for name, values in bodies.items() if len(values) > 1]
+    published = await versions(config.kafka.bootstrap, config.feed.name)
+    return [name for name, values in published.items() if len(values) > 1]
 
 
 @pytest.mark.parametrize("set_back", [True, False])
@@ -483,9 +477,8 @@ async def test_a_worker_that_starts_while_another_releases_is_never_refused(depl
 
 
 def marker_of(start: int, sequence: int, generation: str = "g", digest: str = "d") -> bytes:
-    texts = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)) for at in (start, start + HOUR)]
-    body: dict[str, Any] = {"window": dict(zip(("start", "end"), texts, strict=True)), "generation": generation}
-    return msgspec.json.encode(body | {"digest": digest, "sequence": sequence})
+    window = {"start": utc_text(start), "end": utc_text(start + HOUR)}
+    return msgspec.json.encode({"window": window, "generation": generation, "digest": digest, "sequence": sequence})
 
 
 @asynccontextmanager

@@ -2,29 +2,36 @@
 vehicles push by HTTP reach Kafka before they are acknowledged; what a sender may cost is bounded."""
 
 import asyncio
+import gzip
+import itertools
 import json
 import signal
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
 import numpy as np
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.local.kafka import REPO_ROOT
 from stream.local.server import LOOPBACK, free_port
-from stream.sources import pushed
+from stream.sources import delivery, pushed
 from stream.sources.delivery import KafkaSender, Pacer, Progress, deliver
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
+from stream.sources.recording import Replay
+from tests.stream.sources.recordings import feed, gathered
 from tests.support import hourly
 from tests.support.builders import bus_config, riders_config
 from tests.support.command import run
 from tests.support.environment import environment, write_secret
+from tests.support.nightly import nightly_but
 from tests.support.topics_reader import stored
 
 
@@ -40,18 +47,39 @@ def synthetic(due: np.ndarray) -> list[Messages]:
     return [Messages(due, [b"v%d" % (i % 7) for i in range(len(due))], [b"%0300d" % i for i in range(len(due))])]
 
 
-async def test_keys_go_to_the_partition_that_an_ordinary_producer_chooses(kafka, topic):
-    from aiokafka import AIOKafkaProducer
+@pytest.mark.parametrize("order", ["time", "file"])
+@pytest.mark.parametrize("rows", nightly_but([3_000], [3_000, 45_386]))
+async def test_a_recorded_day_reaches_the_topic_whole_and_in_order_per_vehicle(
+    rows, order, kafka, topic, shared_data, tmp_path, monkeypatch
+):
+    """In the order of the file, in which nearly every row is late, and in that of time, in many batches. Nightly it is
+    the whole day."""
+    monkeypatch.setattr(delivery, "BATCH_BYTES", 16 << 10)
+    with gzip.open(shared_data / "capmetro" / "2017-03-21.csv.gz", "rt") as day:
+        (tmp_path / "day.csv").write_text("".join(itertools.islice(day, 1 + rows)))
+    one, other = (Replay(tmp_path / "day.csv", "capmetro", feed(), order=order) for _ in range(2))
+    expected, got, messages = defaultdict(list), defaultdict(list), gathered(one)
+    for key, value in zip(messages.keys, messages.values, strict=True):
+        expected[key].append(value)
+    progress = await send(kafka, topic, other, Pacer(None))
+    assert (progress.sent, progress.unread) == (rows, 0)
+    partitions = await stored(kafka, topic)
+    for key, value in itertools.chain(*partitions):
+        got[key].append(value)
+    assert got == expected
+    homes = [{key for key, _ in partition} for partition in partitions]
+    assert all(homes), "vehicles spread over all partitions"
+    assert sum(map(len, homes)) == len(got), "one vehicle, one partition"
 
+
+async def test_keys_go_to_the_partition_that_an_ordinary_producer_chooses(kafka, topic):
     keys: list[bytes | None] = [b"vehicle-%d" % i for i in range(50)]
     await send(kafka, topic, [Messages(np.arange(50), keys, [b"x"] * 50)], Pacer(None))
     ours = [{key for key, _ in partition} for partition in await stored(kafka, topic)]
-    producer = AIOKafkaProducer(bootstrap_servers=kafka)
-    await producer.start()
-    for key in keys:
-        metadata = await producer.send_and_wait(topic, b"y", key=key)
-        assert key in ours[metadata.partition]
-    await producer.stop()
+    async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+        for key in keys:
+            metadata = await producer.send_and_wait(topic, b"y", key=key)
+            assert key in ours[metadata.partition]
 
 
 async def test_a_recording_cut_short_is_delivered_in_order_up_to_the_cut_and_then_reported(kafka, topic):

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,8 @@ def config(cluster: LocalCluster, tmp_path: Path, topic_name: str) -> Config:
 async def client(config: Config, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Redis]:
     """Less patient with a node that does not answer than a worker's, so that the tests are over sooner."""
     monkeypatch.setattr(clients, "CLUSTER_SECONDS", 1.5)
-    redis = redis_client(config.redis)
-    yield redis
-    await redis.aclose()
+    async with redis_client(config.redis) as redis:
+        yield redis
 
 
 def batch(partition: int, slot: int) -> np.ndarray:
@@ -149,22 +149,20 @@ async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_
     config = bus_config(
         tmp_path, **{"redis.url": f"redis://{LOOPBACK}:{ports[0]}", "redis.cluster": [f"{LOOPBACK}:{ports[1]}"]}
     )
-    client = redis_client(config.redis)
-    for call in (client.ping, RowStore.of(client, config).look):
+    async with aclosing(redis_client(config.redis)) as client:
+        for call in (client.ping, RowStore.of(client, config).look):
+            with pytest.raises(RedisError):
+                await call()
         with pytest.raises(RedisError):
-            await call()
-    with pytest.raises(RedisError):
-        await each(client, "return 1", [(["a"], []), (["b"], [])])
-    await client.aclose()
+            await each(client, "return 1", [(["a"], []), (["b"], [])])
 
 
 async def test_a_user_that_a_cluster_refuses_is_told_so(config, tmp_path):
     write_secret(tmp_path / "password", "guess")
     for login in ({}, {"username": None, "password_file": None}):
-        refused = redis_client(config.redis.model_copy(update=login))
-        with pytest.raises(AuthenticationError):
-            await refused.ping()
-        await refused.aclose()
+        async with aclosing(redis_client(config.redis.model_copy(update=login))) as refused:
+            with pytest.raises(AuthenticationError):
+                await refused.ping()
 
 
 async def test_a_shard_of_rows_that_may_evict_them_is_refused_before_a_window_is_closed(
@@ -176,10 +174,8 @@ async def test_a_shard_of_rows_that_may_evict_them_is_refused_before_a_window_is
         return
 
     monkeypatch.setattr(LedgerCheck, "verify", sound)
-    check, (_, (rows_only, *_)) = (
-        LedgerCheck(config, client, Ledger.of(client, config), Known()),
-        masters(cluster, config),
-    )
+    check = LedgerCheck(config, client, Ledger.of(client, config), Known())
+    _, (rows_only, *_) = masters(cluster, config)
     await check.verify_all()
     rows_only.client.config_set("maxmemory", "1gb")
     rows_only.client.config_set("maxmemory-policy", "allkeys-lru")

@@ -206,21 +206,17 @@ async def test_a_log_cut_at_any_byte_of_the_last_transaction_counts_it_once_afte
 async def test_a_server_that_starts_with_a_torn_log_counts_the_transaction_once_after_it_was_done_again(
     share, tmp_path
 ):
-    server = RedisServer(tmp_path / "redis")
-    server.start()
-    client = Redis.from_url(server.url)
-    await past_of(commit, client)
-    (log,) = (tmp_path / "redis" / "appendonlydir").glob("*.incr.aof")
-    start = log.stat().st_size
-    await commit(client)
-    after = await everything(client)
-    server.kill()
-    whole = log.read_bytes()
-    log.write_bytes(whole[: start + int(share * (len(whole) - start))])
-    await client.aclose()
-    server.start()
-    client = Redis.from_url(server.url)
-    await commit(client)
-    assert await everything(client) == after
-    await client.aclose()
-    server.stop()
+    with RedisServer(tmp_path / "redis") as server:
+        async with Redis.from_url(server.url) as client:
+            await past_of(commit, client)
+            (log,) = (tmp_path / "redis" / "appendonlydir").glob("*.incr.aof")
+            start = log.stat().st_size
+            await commit(client)
+            after = await everything(client)
+        server.kill()
+        whole = log.read_bytes()
+        log.write_bytes(whole[: start + int(share * (len(whole) - start))])
+        server.start()
+        async with Redis.from_url(server.url) as client:
+            await commit(client)
+            assert await everything(client) == after

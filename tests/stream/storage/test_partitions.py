@@ -19,17 +19,16 @@ import redis as blocking
 from redis.asyncio import Redis
 from redis.crc import key_slot
 from redis.exceptions import NoScriptError
-from typer.testing import CliRunner
 
 from stream.app.services import Retiring
 from stream.app.worker import Worker
-from stream.cli import app
 from stream.local.kafka import REPO_ROOT
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, RetiredError
 from stream.storage.retirement import Retirement
 from stream.storage.row_store import ROW, Appended, Behind, NotSealedError, ReadThrough, RowStore
 from stream.windows import Period, Slotting
+from tests.support.command import run
 from tests.support.sharing import LEDGER, sharing, sharing_file
 from tests.support.stored_rows import fill
 
@@ -344,8 +343,6 @@ def test_show_names_the_feeds_whose_charges_it_adds_up(redis_url, redis, tmp_pat
         client.hset(BUS.feeds, mapping={"bus": 0, "tram": 0})
         client.set(BUS.policy, bus.ledger_policy)
     env = {"HEXVEIL_REDIS__URL": redis_url, "HEXVEIL_FEED__NAME": "tram"}
-    command = ["ledger", "show", "--json", "--config", str(sharing_file(tmp_path))]
-    shown = CliRunner().invoke(app, command, env=env)
-    assert shown.exit_code == 0, shown.output
+    shown = run("ledger", "show", "--json", "--config", sharing_file(tmp_path), env=env)
     assert json.loads(shown.stdout) == {"2017-03-21": {"users": 2, "micro_epsilon": 2_000_000}}
     assert "all feeds that share ledger 'city': bus, tram" in shown.stderr

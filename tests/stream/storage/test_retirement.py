@@ -23,6 +23,7 @@ from stream.storage.retirement import Retirement
 from stream.storage.row_store import ReadThrough, RowStore
 from stream.windows import Period, Slotting
 from tests.support.builders import bus_config, random_rows, riders_config
+from tests.support.closing import Stopped
 from tests.support.stored_rows import Clock, runs_of_scripts
 
 KEYS, DAY, HOUR = FeedKeys("bus"), 86_400, 3600
@@ -126,21 +127,18 @@ async def test_a_worker_killed_at_any_step_leaves_nothing_chargeable_and_the_nex
     await redis.script_load(text_of("mark_retired"))  # a server that lacks it is asked twice for the first step
     retirement, calls = Retirement(redis, "bus", SLOTTING), 0
 
-    class Killed(Exception):  # noqa: N818
-        pass
-
     original = type(redis).execute_command
 
     async def until_killed(self: Redis, *given: object, **named: object) -> object:
         nonlocal calls
         calls += 1
         if calls > stop:
-            raise Killed
+            raise Stopped
         return await original(self, *given, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(type(redis), "execute_command", until_killed)
-        with suppress(Killed):
+        with suppress(Stopped):
             await retirement.retire(period(1).start)
     ledger, users = Ledger(redis, "bus"), np.arange(3, dtype=np.uint64)
     generation = await ledger.generation() or ""
