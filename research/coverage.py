@@ -208,10 +208,10 @@ def _percent(cells: FloatArray, covered: FloatArray, weights: FloatArray) -> tup
     if not len(cells):
         return None
     number = np.unique(cells.view(np.uint64), return_inverse=True)[1]
-    held, all_of = np.bincount(number, weights=weights * covered), np.bincount(number, weights=weights)
+    inside, all_of = np.bincount(number, weights=weights * covered), np.bincount(number, weights=weights)
     drawn = np.random.default_rng(0).integers(len(all_of), size=(RESAMPLED, len(all_of)))
-    error = np.std(held[drawn].sum(axis=1) / all_of[drawn].sum(axis=1))
-    return round(100 * float(held.sum() / all_of.sum()), 1), round(100 * float(error), 1)
+    error = np.std(inside[drawn].sum(axis=1) / all_of[drawn].sum(axis=1))
+    return round(100 * float(inside.sum() / all_of.sum()), 1), round(100 * float(error), 1)
 
 
 def run(quick: bool) -> dict[str, Any]:

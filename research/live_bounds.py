@@ -122,8 +122,8 @@ def bounds(
     learner = least[0].facts() | {"half_width": scored[0].half_width, "knows": least[1]}
     figures = {"oracle": _oracle(each).facts(), "learner": learner}
     for name, wanted in {} if wish is None else {"shows_last": (0.0, wish[1]), "shows_both": wish}.items():
-        found, _ = day.best(partial(_cost, wanted), least[1])
-        figures[name] = found.facts() | {"wished": list(wanted)}
+        best, _ = day.best(partial(_cost, wanted), least[1])
+        figures[name] = best.facts() | {"wished": list(wanted)}
     return figures
 
 
@@ -230,7 +230,7 @@ class Day:
     ) -> tuple[Figures, dict[str, float]]:
         """The filter of least ``cost``, and what it knows: steps from ``start`` and from ``starts`` - 1 places near
         it."""
-        rng, found = np.random.default_rng(3), []
+        rng, candidates = np.random.default_rng(3), []
         for number in range(starts):
             known = {name: value * float(np.exp(rng.normal(0, 0.5 * (number > 0)))) for name, value in start.items()}
             figures = self.filtered(known)
@@ -240,8 +240,8 @@ class Day:
                         cost(other) < cost(figures) - 1e-3
                     ):
                         known, figures = known | {name: known[name] * factor}, other
-            found.append((cost(figures), number, figures, known))
-        return min(found)[2:]
+            candidates.append((cost(figures), number, figures, known))
+        return min(candidates)[2:]
 
     def filtered(self, v: Variances) -> Figures:
         """One pass: the state is lasting, shared and passing deviation of each cell, level and effect."""

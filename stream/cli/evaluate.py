@@ -98,8 +98,8 @@ def command(
         except OSError as error:
             stop(f"cannot write {figure}: {error}")
     if as_json:
-        told = {"private": False, "warning": NOT_PRIVATE, "recording": " ".join(map(str, files)), "trials": trials}
-        typer.echo(json.dumps(told | judged.facts, allow_nan=False))
+        header = {"private": False, "warning": NOT_PRIVATE, "recording": " ".join(map(str, files)), "trials": trials}
+        typer.echo(json.dumps(header | judged.facts, allow_nan=False))
         return
     warn_of_true_values()
     judged.show()

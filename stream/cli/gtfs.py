@@ -95,10 +95,10 @@ def _scheduled(
         table = speeds.table()
     except ScheduleError as error:
         return _NONE | {"missing": str(error)}, None
-    told = _NONE | {"refused": dict(speeds.refused)}
+    facts = _NONE | {"refused": dict(speeds.refused)}
     if not table["cells"]:
-        return told | {"missing": "no trip with days of service and times crosses feed.domain"}, None
-    return told | {"cells": len(table["cells"]), "trips": speeds.trips, "straight": speeds.straight}, table
+        return facts | {"missing": "no trip with days of service and times crosses feed.domain"}, None
+    return facts | {"cells": len(table["cells"]), "trips": speeds.trips, "straight": speeds.straight}, table
 
 
 def _check_zones(timetable: Timetable, zone: str) -> None:

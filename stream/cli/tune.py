@@ -191,7 +191,7 @@ def command(
         keys = {} if result.chosen is None else result.chosen.keys
         expected = tune_report.expected_of(keys)
         facts, print_all = tune_report.drop_report(result, wanted), tune_report.print_drop_tuning
-        found, told = result.chosen is not None, partial(print_all, result, wanted, budget)
+        reached, print_report = result.chosen is not None, partial(print_all, result, wanted, budget)
     else:
         tuning = _searched(
             lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, ε {trial.outcome.epsilon:g}",
@@ -200,7 +200,7 @@ def command(
         keys = {} if tuning.chosen is None else keys_for(tuning.chosen, settings, source, budget)
         expected = {} if tuning.chosen is None else tuning.chosen.setting.keys() | keys
         facts = tune_report.report(tuning, wanted, settings, keys)
-        found, told = (
+        reached, print_report = (
             tuning.chosen is not None,
             partial(tune_report.print_tuning, tuning, wanted, budget, settings, keys),
         )
@@ -208,8 +208,8 @@ def command(
     if as_json:
         typer.echo(json.dumps({"private": False, "warning": NOT_PRIVATE} | asked | facts, allow_nan=False))
     else:
-        told()
-    if not found:
+        print_report()
+    if not reached:
         raise typer.Exit(FAILED)
     if write is not None:
         write_chosen(write, source, keys, expected, wanted, force=force)

@@ -222,7 +222,7 @@ class Hexagons:
         def make() -> bytes:
             cells = cells_of(values)
             errors = from_typical(cells)
-            wanted = [is_whole or _wanted(cell, bbox, resolution) for cell in cells]
+            wanted = [is_whole or is_asked_for(cell, bbox, resolution) for cell in cells]
             bodies = (
                 with_estimates(value, cell, errors.get(cell.cell))
                 for value, cell in compress(zip(values, cells, strict=True), wanted)
@@ -283,7 +283,8 @@ def joined(head: bytes, values: Iterable[bytes]) -> bytes:
     return head + b",".join(values) + b"]}"
 
 
-def _wanted(place: Cell, box: Box | None, resolution: int | None) -> bool:
+def is_asked_for(place: Cell, box: Box | None, resolution: int | None) -> bool:
+    """Whether a cell has its centre in the box, and the resolution, where one is asked for."""
     if resolution is not None and h3.get_resolution(place.cell) != resolution:
         return False
     if box is None:

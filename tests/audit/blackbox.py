@@ -169,8 +169,9 @@ def _joint_features(a: FloatArray, b: FloatArray) -> list[Callable[[FloatArray],
     """Functions of whole rows, fitted to the first halves; an empty list if there is only one column."""
     if a.shape[1] == 1:
         return []
-    direction = _discriminant(a, b)
-    return [lambda rows: rows @ direction, _laplace_ratio(a, b), _steps_ratio(a, b)]
+    direction, steps = _discriminant(a, b), _laplace_ratio(*(np.diff(side, axis=1, prepend=0) for side in (a, b)))
+    ratio = _laplace_ratio(a, b)
+    return [lambda rows: rows @ direction, ratio, lambda rows: steps(np.diff(rows, axis=1, prepend=0))]
 
 
 def _laplace_ratio(a: FloatArray, b: FloatArray) -> Callable[[FloatArray], FloatArray]:
@@ -178,11 +179,6 @@ def _laplace_ratio(a: FloatArray, b: FloatArray) -> Callable[[FloatArray], Float
     scale = (np.abs(a - middle).mean(axis=0) + np.abs(b - other).mean(axis=0)) / 2
     weight = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
     return lambda rows: (np.abs(rows - other) - np.abs(rows - middle)) @ weight
-
-
-def _steps_ratio(a: FloatArray, b: FloatArray) -> Callable[[FloatArray], FloatArray]:
-    ratio = _laplace_ratio(np.diff(a, axis=1, prepend=0), np.diff(b, axis=1, prepend=0))
-    return lambda rows: ratio(np.diff(rows, axis=1, prepend=0))
 
 
 def _discriminant(a: FloatArray, b: FloatArray) -> FloatArray:

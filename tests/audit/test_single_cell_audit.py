@@ -25,6 +25,7 @@ from dpcore.noise import Noise
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import (
     AutoMean,
+    Choice,
     EpsilonQuantile,
     FixedQuantile,
     Levy,
@@ -147,7 +148,7 @@ SET = [
     (functools.partial(FixedQuantile, capacity=1, percent=40), (2, 2, 2), 4),
 ]
 """With an m_UB and quantiles that the configuration sets."""
-SIMPLE = [(Baseline, (2, 1), 4), (PooledMinimax, (3, 1), 4), (ArrayAveraging, (2, 2, 1), 4)]
+SIMPLE = [(Baseline, (2, 1), 4), (PooledMinimax, (3, 1), 4), (ArrayAveraging, (2, 2, 1), 4), (AutoMean, (1, 1), 4)]
 
 
 @pytest.mark.parametrize(("make", "m", "upper"), RANGES + SIMPLE + SET)
@@ -157,7 +158,8 @@ def test_no_output_of_any_small_cell_costs_a_user_more_than_their_charge(make, m
         monkeypatch.setattr(module, "GRID", 1)
     mechanism = make(upper)
     plan = mechanism.plan(np.array(m), 2 * MICRO)
-    divisor = int(plan.grouping.n_arrays if isinstance(plan, RangePlan) else plan.divisor)
+    own = plan.plan if isinstance(plan, Choice) else plan
+    divisor = int(own.grouping.n_arrays if isinstance(own, RangePlan) else own.divisor)
 
     def law_at(averages: Column) -> Law:
         def draw(source: Path) -> tuple[tuple[float, float], int]:

@@ -128,17 +128,13 @@ def combined() -> Iterator[Combined]:
         yield seen
 
 
-def of_each_number(plan: Plan, scales: np.ndarray) -> np.ndarray:
-    """The planned ``scales`` (statistics · C) for each integer without a tree, flat; moving reports have two each."""
-    names = [name for name in ("mean", "moving_mean", "variance") if name in plan.terms.speed.statistics]
-    scales = scales[: len(names) * len(plan.cells)]  # those of trees follow
-    numbers = [2 if name == "moving_mean" else 1 for name in names]
-    return np.repeat(scales.reshape(-1, len(plan.cells)), numbers, axis=0).ravel()
-
-
 def rates_of(plan: Plan, of_nodes: list[Fraction]) -> list[Fraction]:
-    """1/b, or 1/σ, of the noise on each integer of :func:`integers_of`; 0 where there is none."""
-    scales = (of_each_number(plan, part).tolist() for part in (plan.numerators, plan.denominators))
+    """1/b, or 1/σ, of the noise on each integer of :func:`integers_of`; 0 where there is none. Moving reports have two
+    numbers each; the planned scales of trees follow, and come in ``of_nodes``."""
+    names = [name for name in ("mean", "moving_mean", "variance") if name in plan.terms.speed.statistics]
+    numbers, count = [2 if name == "moving_mean" else 1 for name in names], len(names) * len(plan.cells)
+    parts = (part[:count].reshape(-1, len(plan.cells)) for part in (plan.numerators, plan.denominators))
+    scales = (np.repeat(part, numbers, axis=0).ravel().tolist() for part in parts)
     return [Fraction(s, t) if t else Fraction(0) for t, s in zip(*scales, strict=True)] + of_nodes
 
 

@@ -54,7 +54,7 @@ def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_benchmark_of_the_source_tree_is_named_and_has_the_one_shape():
-    modules = {found.name: import_module(f"bench.{found.name}") for found in pkgutil.iter_modules(bench.__path__)}
+    modules = {each.name: import_module(f"bench.{each.name}") for each in pkgutil.iter_modules(bench.__path__)}
     runs = {name: module.run for name, module in modules.items() if hasattr(module, "run")}
     assert set(runs) == set(BENCHMARKS)
     for name, run in runs.items():
@@ -389,7 +389,8 @@ def test_processor_time_goes_to_the_innermost_part_and_the_rest_to_other():
     assert signal.getsignal(signal.SIGPROF) is signal.SIG_DFL
 
 
-def test_a_ratio_above_its_bound_is_a_regression_and_a_name_that_one_side_lacks_is_said():
+def test_a_ratio_above_its_bound_is_a_regression_and_a_name_that_one_side_lacks_is_said(tmp_path):
+    assert ratios.works(tmp_path, 1000).keys() == json.loads(ratios.COMMITTED.read_text(encoding="utf-8")).keys()
     assert ratios.regressions({"noise": 1.3, "closing": 0.1}, {"noise": 1.0, "closing": 5.0}) == []
     above = "noise took 1.31 times its plain work, above 1.3 times 1"
     assert ratios.regressions({"noise": 1.31}, {"noise": 1.0}) == [above]

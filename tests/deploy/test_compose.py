@@ -322,15 +322,12 @@ def test_systemd_understands_the_units_and_finds_little_exposed(tmp_path):
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
 
 
-def test_the_only_temporary_file_system_is_tmp(compose):
+def test_the_only_temporary_file_system_is_tmp_and_what_kafka_writes_outside_its_data_is_a_volume_or_under_it(compose):
     """Podman refuses ``uid`` and ``gid``, runc ignores ``mode`` over a folder of the image; /tmp is open in every
     image."""
     mounts = [mount for service in compose["services"].values() for mount in service.get("tmpfs", [])]
     assert len(mounts) >= 5
     assert set(mounts) == {"/tmp:mode=1777"}
-
-
-def test_what_kafka_writes_outside_its_data_is_a_volume_or_under_tmp(compose):
     kafka = compose["services"]["kafka"]
     assert ["kafka-config", "/opt/kafka/config"] in _mounts(kafka)
     assert kafka["environment"]["LOG_DIR"] == "/tmp"

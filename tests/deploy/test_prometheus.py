@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import h3
 import numpy as np
 import yaml
-from redis.asyncio import Redis
 
 from stream.local.kafka import REPO_ROOT
 from stream.local.server import LOOPBACK, end_process, free_port, spawn, tail
@@ -75,22 +74,17 @@ def running_prometheus(configuration: Path, folder: Path) -> Iterator[Prometheus
     options = [f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"]
     process = spawn([program, *options, f"--web.listen-address={here}"], log)
     try:
-        deadline = time.monotonic() + 60.0
-        while not _is_ready(f"http://{here}/-/ready"):
+        prometheus, deadline = Prometheus(f"http://{here}"), time.monotonic() + 60.0
+        while True:
             assert process.poll() is None, f"prometheus ended:\n{tail(log)}"
             assert time.monotonic() < deadline, f"prometheus does not answer:\n{tail(log)}"
+            with suppress(OSError, RefusedError):
+                prometheus.rules()
+                break
             time.sleep(0.05)
-        yield Prometheus(f"http://{here}")
+        yield prometheus
     finally:
         end_process(process, 10.0)
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(address, timeout=5):
-            return True
-    except OSError:
-        return False
 
 
 SHIPPED = REPO_ROOT / "config" / "prometheus.yml"
@@ -112,6 +106,14 @@ AT_ZERO = {
 }
 """Expressions of panels that may stay at 0 in a run without a fault, each with what would raise them. They have data
 all the same; every other one rises above 0 here."""
+RENAMED = {
+    "hexveil_open_windows": "hexveil_windows_open",
+    "hexveil_public_messages_total": "hexveil_public_message_total",
+    "hexveil_released_mean": "hexveil_released_median",
+    'job="hexveil-serve"': 'job="hexveil-public"',
+    'le="1.0"': 'le="1.5"',
+}
+"""A name or label of the code, and another that an expression has in its place."""
 _SELECTOR = re.compile(r"\b(?:hexveil_\w+|up)\b(?:\{[^}]*\})?")
 
 
@@ -212,17 +214,6 @@ def visit(address: str) -> None:
             urllib.request.urlopen(address + path, timeout=20).close()
 
 
-def up(prometheus: Prometheus) -> bool:
-    """Whether every job's process answers its scrapes."""
-    targets = prometheus.ask("targets")["activeTargets"]
-    return {target["health"] for target in targets} == {"up"}
-
-
-async def has_closed(redis: Redis, feed: str, windows: int) -> bool:
-    """Whether so many windows of the feed were released."""
-    return int(await redis.hlen(FeedKeys(feed).closed)) >= windows
-
-
 def rule_problems(prometheus: Prometheus) -> list[str]:
     """Shipped rules that are not loaded, do not evaluate or fire, though nothing is wrong.
 
@@ -238,7 +229,7 @@ def rule_problems(prometheus: Prometheus) -> list[str]:
     ]
 
 
-async def test_every_panel_has_data_and_every_rule_evaluates_over_a_worker_and_serve(
+async def test_every_panel_has_data_and_every_rule_evaluates_over_a_worker_and_serve_and_a_renamed_metric_is_noticed(
     hexveil, kafka, redis, redis_url, tmp_path, topic_name
 ):
     ports = {"hexveil-worker": free_port(), "hexveil-serve": free_port()}
@@ -246,6 +237,10 @@ async def test_every_panel_has_data_and_every_rule_evaluates_over_a_worker_and_s
     ports["hexveil-estimates"] = ports["hexveil-serve"]
     public = {"public.port": str(ports["hexveil-serve"])}
     env = worker_environment(tmp_path, kafka, redis_url, ports["hexveil-worker"], topic_name, **settings, **public)
+
+    async def has_closed() -> bool:
+        return int(await redis.hlen(FeedKeys(topic_name).closed)) >= 2
+
     await create_topic(kafka, topic_name, 2)
     for command in (["topics", "create"], ["ledger", "adopt", "--since", "2017-03-21", "--no-other-ledger"]):
         subprocess.run([*hexveil, *command, "--config", BUS], env=env, cwd=tmp_path, check=True)
@@ -253,9 +248,9 @@ async def test_every_panel_has_data_and_every_rule_evaluates_over_a_worker_and_s
         commands(hexveil, tmp_path, env, "worker", "serve"),
         running_prometheus(configured(tmp_path, ports), tmp_path / "prometheus") as prometheus,
     ):
-        await until_true(lambda: up(prometheus), 60)
+        await until_true(lambda: {job["health"] for job in prometheus.ask("targets")["activeTargets"]} == {"up"}, 60)
         await produce(kafka, topic_name, events(1, hours=2), 2)
-        await until(lambda: has_closed(redis, topic_name, 2))
+        await until(has_closed)
         await produce(kafka, topic_name, events(2, hours=1), 2)
         address = f"http://{LOOPBACK}:{ports['hexveil-serve']}"
         with urllib.request.urlopen(f"{address}/api/v1/stream", timeout=20):
@@ -272,6 +267,10 @@ async def test_every_panel_has_data_and_every_rule_evaluates_over_a_worker_and_s
         assert answer.headers.get_content_type() == "text/html"
         assert re.search(r"not-json</th><td>\d+</td>", said), said
         assert f"Feed {topic_name}" in said
+        for old, new in RENAMED.items():
+            named = [panel for panel in [*panels(), *selected(alerts())] if old in panel.expression]
+            wrong = [panel._replace(expression=panel.expression.replace(old, new)) for panel in named]
+            assert problems(prometheus, wrong, positive=False) == [(panel, "no data") for panel in wrong] != []
         ((_, said),) = problems(prometheus, [Panel("planted", "sum(")], positive=False)
         assert "parse error" in said
 

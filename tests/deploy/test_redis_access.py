@@ -145,13 +145,8 @@ async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_
             for refused in (
                 ["GET", FeedKeys("other").generation],
                 ["SET", FeedKeys("other").generation, "forged"],
-                ["FLUSHALL"],
-                ["KEYS", "*"],
-                ["SCAN", "0"],
-                ["CONFIG", "SET", "appendonly", "no"],
-                ["ACL", "SETUSER", "worker", "+@all"],
-                ["SHUTDOWN"],
-                ["REPLICAOF", LOOPBACK, "1"],
+                *map(str.split, ("FLUSHALL", "KEYS *", "SCAN 0", "SHUTDOWN", f"REPLICAOF {LOOPBACK} 1")),
+                *map(str.split, ("CONFIG SET appendonly no", "ACL SETUSER worker +@all")),
                 ["EVAL", "return redis.call('FLUSHALL')", "0"],
             ):
                 with pytest.raises((redis.exceptions.NoPermissionError, redis.exceptions.ResponseError)):

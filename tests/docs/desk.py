@@ -105,9 +105,7 @@ def _write_buses(folder: Path) -> None:
         gzip.open(folder / "recording.csv.gz", "wt", encoding="utf-8", newline="") as canonical,
     ):
         theirs, ours = csv.writer(capmetro), csv.writer(canonical)
-        theirs.writerow(
-            ("vehicle_id", "timestamp", "speed", "route_id", "trip_id", "latitude", "longitude", "trip_headsign")
-        )
+        capmetro.write("vehicle_id,timestamp,speed,route_id,trip_id,latitude,longitude,trip_headsign\r\n")
         ours.writerow(("user", "time", "lat", "lng", "speed"))
         for minute in range(0, 40, 2):
             moment = (start + timedelta(minutes=minute)).isoformat()

@@ -34,14 +34,11 @@ def names(page: Path) -> str:
     return str(page.relative_to(REPO_ROOT))
 
 
-@pytest.mark.parametrize(
-    ("paths", "most"),
-    [("docs", 45_000), ("README.md", 900), ("docs/dashboard.md", 2_000), ("docs/known-limits.md", 2_000)],
-)
-def test_documents_have_no_more_words_than_a_reader_needs(paths, most):
-    words = [len(page.read_text(encoding="utf-8").split()) for page in BLOCKS if names(page).startswith(paths)]
-    assert words
-    assert sum(words) <= most
+def test_documents_have_no_more_words_than_a_reader_needs():
+    few = {"README.md": 900, "docs/dashboard.md": 2_000, "docs/known-limits.md": 2_000, "docs/privacy.md": 3_100}
+    for path, most in ({"docs": 45_000} | few).items():
+        words = [len(page.read_text(encoding="utf-8").split()) for page in BLOCKS if names(page).startswith(path)]
+        assert 0 < sum(words) <= most, path
 
 
 @pytest.mark.nightly
@@ -164,9 +161,11 @@ def test_make_knows_every_target_that_the_documents_name():
     assert targets <= known, targets - known
 
 
-@pytest.mark.parametrize(("given", "options"), [(["SECONDS=120", "FLEET=300"], "--seconds 120 --fleet 300"), ([], "")])
+@pytest.mark.parametrize(
+    ("given", "options"), [("SECONDS=120 FLEET=300 KAFKA=1", "--seconds 120 --fleet 300 --kafka"), ("", "")]
+)
 def test_make_demo_hands_over_what_it_is_given(given, options):
-    (line,) = recipe("demo", *given)
+    (line,) = recipe("demo", *given.split())
     assert " ".join(line.split()) == f"hexveil demo {options}".strip()
     assert resolved(line) == ("demo", set())
 

@@ -206,8 +206,8 @@ class Joint(NamedTuple):
 
 
 def test_ends_of_intervals_are_quantiles_of_the_exact_posterior():
-    some = (0, 1, 0.5, 1), (10, 4, 30, 2), (10, 4, -30, 0.5), (5, 100, 6, 0.5), (5, 2, 900, 1)
-    for given, share in itertools.product(some, (0.025, 0.5, 0.975)):
+    cases = (0, 1, 0.5, 1), (10, 4, 30, 2), (10, 4, -30, 0.5), (5, 100, 6, 0.5), (5, 2, 900, 1)
+    for given, share in itertools.product(cases, (0.025, 0.5, 0.975)):
         end = float(tilted_quantile(*(np.array([float(number)]) for number in given), share)[0])
         assert Joint(*given).moment(0, end) / Joint(*given).moment(0) == pytest.approx(share, abs=1e-5)
 

@@ -45,17 +45,14 @@ class Watching:
         if report.when == "call" or report.outcome != "passed":
             self.results[report.nodeid] = report.outcome
         if report.when == "call":
-            self.losses += [
-                {"test": report.nodeid, **value} for name, value in report.user_properties if name == "loss"
-            ]
+            losses = [value for name, value in report.user_properties if name == "loss"]
+            self.losses += [{"test": report.nodeid, **value} for value in losses]
 
 
 def main() -> int:
     """The whole run; returns the exit code."""
     options = argparse.ArgumentParser(prog="evidence", description=__doc__)
-    options.add_argument(
-        "--quick", action="store_true", help="two audits and the quick planted bugs; marked in the report"
-    )
+    options.add_argument("--quick", action="store_true", help="two audits and few planted bugs; the report says so")
     options.add_argument("--out", type=Path, default=REPO_ROOT / "dist", help="folder of the report (dist)")
     given = options.parse_args()
     watching, begun = Watching(), time.monotonic()
@@ -106,13 +103,9 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
-def _claim(test: str) -> str:
-    """The claim that a test is named for."""
-    return test.partition("::test_")[2].replace("_", " ")
-
-
 def _page(report: dict[str, Any]) -> str:
     power = report["power"]
+    wrong = ", ".join([*report["failed"], *power["missed"]])
     facts = {
         "date (UTC)": report["date"],
         "version": f"{report['version']}, commit {report['commit']}{' with changes' if report['changed'] else ''}",
@@ -121,13 +114,12 @@ def _page(report: dict[str, Any]) -> str:
         "audits": ", ".join(f"{number} {outcome}" for outcome, number in report["tests"].items()),
         "α": f"{report['alpha']:.2g}: the most that chance alone makes any of the sampling tests fail",
         "power": f"{power['noticed']} of {power['planted']} planted bugs noticed",
-        "result": "all hold"
-        if report["holds"]
-        else "NOT all hold: " + ", ".join([*report["failed"], *power["missed"]]),
+        "result": "all hold" if report["holds"] else f"NOT all hold: {wrong}",
     }
     rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in facts.items())
     losses = "".join(
-        f"<tr><td>{html.escape(_claim(loss['test']))}</td><td>{loss['worst']:.9g}</td><td>{loss['charged']:.9g}</td>"
+        f"<tr><td>{html.escape(loss['test'].partition('::test_')[2].replace('_', ' '))}</td>"  # the claim
+        f"<td>{loss['worst']:.9g}</td><td>{loss['charged']:.9g}</td>"
         f"<td>{loss['worst'] / loss['charged']:.6f}</td></tr>"
         for loss in report["losses"]
     )

@@ -1,4 +1,4 @@
-"""``pip install hexveil-dpcore``: the mathematics with numpy and scipy, nothing of the service."""
+"""``pip install hexveil-dpcore``: the mathematics with numpy and scipy, nothing of the service. What archives hold."""
 
 import json
 import tarfile
@@ -55,6 +55,16 @@ def test_both_distributions_hold_the_same_mathematics_licence_and_type_informati
             assert all(f"{top}/py.typed" in names for top in tops - {"hexveil.py"})
     assert contents[0] == contents[1]
     assert all(path.endswith((".py", "/py.typed")) for path in contents[0]), sorted(contents[0])
+
+
+def test_the_wheel_holds_the_dashboard_and_not_its_sources(dist):
+    with zipfile.ZipFile(archive(dist, "hexveil", ".whl")) as wheel:
+        contents = {name: wheel.read(name) for name in wheel.namelist() if name.startswith("stream/serve/")}
+    files = [path for path in (REPO_ROOT / "stream" / "serve" / "static").rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for path in files:
+        assert contents[path.relative_to(REPO_ROOT).as_posix()] == path.read_bytes()
+    assert not [name for name in contents if "/dashboard/" in name]
 
 
 def test_a_source_archive_holds_what_its_tests_and_its_licence_need(dist):

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 import dpcore
 from stream.local.kafka import REPO_ROOT
@@ -21,8 +22,15 @@ MOST_LINES_OF_A_FILE = 460
 """Limit of a file's lines: a longer one has two subjects."""
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow", "today"}
 """Functions that read a clock."""
-PRIVATE_BY_NAME = re.compile(r"""\b(?:[sgd]et|del)attr\([^()\n]*["'](?:\w+\.)*_[a-z]\w*["']""")
+PRIVATE_BY_NAME = re.compile(r"""\b(?:\w+attr|object)\([^()\n]*["'](?:\w+\.)*_(?!labelnames)[a-z]\w*["']""")
 """An attribute with a leading underscore that is reached by its name in a string."""
+PRIVATE_IMPORT = re.compile(r"^from (?:stream|dpcore|bench|research)\b.* import .*\b_[a-z]", re.MULTILINE)
+EMPTY = "(?:found|held|told|some)"
+EMPTY_NAME = re.compile(
+    rf"(?m)^ +(?:\w+, )*{EMPTY}\b(?:, \w+)* = |\bfor (?:\w+, )*{EMPTY}\b(?:, \w+)* in |\bas {EMPTY}[:,]"
+    rf"|\({EMPTY} :=|lambda (?:\w+, )*{EMPTY}\b|def \w+\((?:.*, )?{EMPTY}[:,)=]"
+)
+"""A local, or an argument, whose name does not say what it holds."""
 FILES = sorted(path for room in ("stream", "dpcore", "bench", "research") for path in (REPO_ROOT / room).rglob("*.py"))
 TESTS = sorted((REPO_ROOT / "tests").rglob("*.py"))
 
@@ -51,6 +59,14 @@ def test_no_module_binds_a_name_twice():
     assert bound_twice("A = 1\nB = 2\ndef f(): pass\nB: int = 3") == {"B"}
 
 
+def test_no_local_has_a_name_that_says_nothing():
+    texts = {path.relative_to(REPO_ROOT): path.read_text(encoding="utf-8") for path in FILES + TESTS}
+    assert not {path: empty[0] for path, text in texts.items() if (empty := EMPTY_NAME.search(text))}
+    bound = "    a, X = 1|for X in g()|except E as X:|(X := 1)|lambda X: 1|def f(a, X):".replace("X", "held").split("|")
+    assert all(map(EMPTY_NAME.search, bound))
+    assert not EMPTY_NAME.search("class A:\n    told: str\n\n    def held(self):\n        return self.told\n")
+
+
 def test_every_error_that_the_command_line_names_by_text_is_defined():
     """It imports no class of them, so that it starts sooner; a name without a class would have no exit code."""
     defined = {name for path in FILES for name in re.findall(r"(?m)^class (\w+)\(", path.read_text(encoding="utf-8"))}
@@ -59,13 +75,16 @@ def test_every_error_that_the_command_line_names_by_text_is_defined():
     assert named <= defined, named - defined
 
 
-def test_no_test_imports_from_another_test_or_names_a_private_attribute_in_a_string():
+def test_no_test_imports_from_another_test_or_a_private_name_or_names_a_private_attribute_in_a_string():
     """What several tests use is in ``tests/support``, or beside them in a module without tests."""
     imported = re.compile(r"^from tests\.[\w.]*\btest_", re.MULTILINE)
     texts = {path.relative_to(REPO_ROOT): path.read_text(encoding="utf-8") for path in TESTS}
-    assert not [path for path, text in texts.items() if imported.search(text) or PRIVATE_BY_NAME.search(text)]
+    wrong = (imported, PRIVATE_BY_NAME, PRIVATE_IMPORT)
+    assert not [path for path, text in texts.items() if any(pattern.search(text) for pattern in wrong)]
     assert imported.search("\nfrom tests.stream.app.test_worker import charges")
+    assert PRIVATE_IMPORT.search("\nfrom dpcore.noise import " + "Noise, _draw")
     assert PRIVATE_BY_NAME.search("monkeypatch.set" + "attr(closing, '_draw', 1)")
+    assert PRIVATE_BY_NAME.search("mock.patch.obj" + "ect(closing, '_draw')")
 
 
 def clock_readings(node: ast.AST) -> Iterator[str]:
@@ -157,6 +176,8 @@ def test_the_version_is_a_semantic_one_and_stands_in_one_place():
     for file, tag in (("docker-compose.yml", "image: hexveil:"), ("deploy/kubernetes/kustomization.yaml", "newTag: ")):
         named = re.findall(rf"{tag}([\w.]+)", (REPO_ROOT / file).read_text(encoding="utf-8"))
         assert set(named) == {dpcore.__version__}, file
+    for page in (GITHUB / "ISSUE_TEMPLATE" / "bug.yml", REPO_ROOT / "SECURITY.md"):
+        assert "hexveil --version" in page.read_text(encoding="utf-8"), "a report names the version"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +194,21 @@ def test_what_the_repository_host_reads_is_well_formed(schema, pattern):
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *files]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_hooks_before_a_commit_are_local_and_those_of_make_lint_and_the_host_runs_the_commands_of_every_machine():
+    (local,) = yaml.safe_load((REPO_ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert local["repo"] == "local"
+    assert {hook["language"] for hook in local["hooks"]} == {"system"}
+    lint = (REPO_ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0].splitlines()[1:]
+    hooks = {hook["entry"].replace(" --force-exclude", "") for hook in local["hooks"]}
+    assert hooks == {line.strip().removesuffix(" .").replace("$(BIN)", ".venv/bin") for line in lint}
+    (workflow,) = GITHUB.glob("workflows/*.yml")
+    jobs = {name: job["steps"] for name, job in yaml.safe_load(workflow.read_text())["jobs"].items()}
+    commands = {"test": ".ci/run", "ratios": "make bench-quick", "nightly": "make test-all"}
+    assert {name: steps[-1]["run"] for name, steps in jobs.items()} == commands
+    used = [step["uses"] for steps in jobs.values() for step in steps if "uses" in step]
+    assert [name.partition("@")[0] for name in used] == ["actions/checkout"] * len(jobs)
 
 
 NAMED = re.compile(r"tests/[\w/]+\.py(?:::(\w+))?")

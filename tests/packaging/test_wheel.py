@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 import urllib.request
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,9 +16,9 @@ import pytest
 
 from dpcore import __version__
 from stream.cli import SUBJECTS
-from stream.local.kafka import REPO_ROOT, kafka_jars
+from stream.local.kafka import kafka_jars
 from stream.local.server import free_port
-from tests.packaging.fresh import archive, clean
+from tests.packaging.fresh import clean
 
 pytestmark = pytest.mark.nightly
 
@@ -115,16 +114,6 @@ def test_init_and_a_file_of_ones_own(desk):
     (desk.folder / "releases.ndjson").write_text(releases)
     asked = desk.run("query", "releases.ndjson", "--bbox", "-97.8,30.2,-97.7,30.3", "--json").stdout
     assert len(json.loads(asked)["answers"]) == 1
-
-
-def test_the_wheel_holds_the_dashboard_and_not_its_sources(dist):
-    with zipfile.ZipFile(archive(dist, "hexveil", ".whl")) as wheel:
-        contents = {name: wheel.read(name) for name in wheel.namelist() if name.startswith("stream/serve/")}
-    files = [path for path in (REPO_ROOT / "stream" / "serve" / "static").rglob("*") if path.is_file()]
-    assert len(files) > 10
-    for path in files:
-        assert contents[path.relative_to(REPO_ROOT).as_posix()] == path.read_bytes()
-    assert not [name for name in contents if "/dashboard/" in name]
 
 
 def test_schemas_are_in_the_wheel(desk):

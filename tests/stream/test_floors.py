@@ -23,7 +23,7 @@ PURE = {
     "stream/statistics": {"redis", "aiokafka", "aiohttp", "faust", "time", "asyncio"},
     "dpcore": {"stream", "h3", "redis", "aiokafka", "research"},
     "stream": {"research"},
-    "stream/serve": {"redis", "stream.ingestion", "stream.protocol", "stream.statistics", "stream.storage"},
+    "stream/serve": {"redis", "stream.metrics", *(f"stream.{room}" for room in (*FLOORS[1], "protocol"))},
     "bench": {"research"},
 }
 """What a folder must not import, whatever its floor."""

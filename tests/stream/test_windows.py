@@ -16,7 +16,7 @@ from dpcore.spatial.domain import DomainError
 from stream.config.section import BoundingBox
 from stream.messages.cells import Cell
 from stream.messages.range_query import RangeError, parse_box
-from stream.serve.hexagons import _wanted
+from stream.serve.hexagons import is_asked_for
 from stream.windows import PartitionTime, Period, Slotting, SpanError, Window, read_through, watermark
 from tests.support.counting_calls import calls_in
 from tests.support.nightly import nightly
@@ -224,5 +224,5 @@ def test_a_range_may_lie_across_the_meridian_and_one_without_width_is_none():
     with pytest.raises(RangeError, match="is not a box"):
         parse_box("177,-18,177,-16")
     inside, outside = (Cell(h3.latlng_to_cell(-17, lng, 8), "ok", 1) for lng in (-179.5, 0))
-    assert _wanted(inside, (177, -18, -179, -16), None)
-    assert not _wanted(outside, (177, -18, -179, -16), None)
+    assert is_asked_for(inside, (177, -18, -179, -16), None)
+    assert not is_asked_for(outside, (177, -18, -179, -16), None)

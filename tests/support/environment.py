@@ -63,8 +63,8 @@ async def working(
     """A worker until the block ends, with a signal. SIGTERM must end it well; its log is shown if it does not, or if
     time is over."""
     log = folder / "worker.log"
-    with log.open("a") as told:
-        worker = subprocess.Popen([*command, "worker", "--config", str(config)], env=env, cwd=folder, stderr=told)
+    with log.open("a") as stderr:
+        worker = subprocess.Popen([*command, "worker", "--config", str(config)], env=env, cwd=folder, stderr=stderr)
         try:
             yield worker
         except TimeoutError:

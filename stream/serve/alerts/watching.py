@@ -264,8 +264,8 @@ class Alerts:
                 continue
             self._metrics.alerts.labels(name).inc(len(news))
             identifier = f"{window.feed}/{name}/{window.start}"
-            told = [alert.body(window) for alert in news[:MOST_TOLD]]
-            said = {"id": identifier, "rule": name, "count": len(news), "alerts": told}
+            bodies = [alert.body(window) for alert in news[:MOST_TOLD]]
+            said = {"id": identifier, "rule": name, "count": len(news), "alerts": bodies}
             body = msgspec.json.encode(window.named | said)
             self._broadcast.tell(window.feed, b"event: alert\ndata: %b\n\n" % body)
             if self._webhook is not None:

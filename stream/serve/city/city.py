@@ -176,8 +176,8 @@ class City:
 
 def _statistics(area: Area, window: WindowView, values: list[bytes], said: dict[str, Any]) -> bytes:
     belonging = inside(area, cells_of(values))
-    held = {"hexagons": [cell.cell for cell in belonging], "geometry": area.geometry()}
-    return msgspec.json.encode(said | combined(belonging, stated_by(window).clipping) | held)
+    shape = {"hexagons": [cell.cell for cell in belonging], "geometry": area.geometry()}
+    return msgspec.json.encode(said | combined(belonging, stated_by(window).clipping) | shape)
 
 
 _ENDS = ("", "_low", "_high")

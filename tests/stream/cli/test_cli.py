@@ -2,6 +2,7 @@
 ``check`` and its promise sheet say of budgets, rules and retention is what the code keeps. ``tune --write`` replaces a
 file only by one that reads as what was chosen."""
 
+import gzip
 import json
 import math
 import os
@@ -33,6 +34,7 @@ from tests.support.builders import SLOT, riders_config, zcdp_config
 from tests.support.command import run as hexveil
 
 BUS, RIDERS = str(hourly.BUS), str(hourly.RIDERS)
+SOURCE = hourly.BUS.read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -61,12 +63,13 @@ def test_check_says_what_is_promised_and_how_many_windows_the_budget_pays():
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-def test_init_writes_a_configuration_that_check_accepts_and_never_overwrites(tmp_path, relation):
+def test_init_writes_a_configuration_that_check_accepts_makes_no_folder_and_never_overwrites(tmp_path, relation):
     file = tmp_path / "mine.toml"
     hexveil("init", str(file), "--relation", relation)
     hexveil("check", "--config", str(file))
     assert hexveil("init", str(file), code=2).stderr.startswith("hexveil: ")
     hexveil("init", str(file), "--force")
+    assert "folder" in hexveil("init", tmp_path / "nowhere" / "mine.toml", code=2).output
 
 
 @pytest.mark.usefixtures("desk")
@@ -173,11 +176,11 @@ def toml(old: str, new: str) -> Callable[[Path], None]:
         (lambda path: path.write_text("[" * 50_000), "not valid TOML"),
     ],
 )
-@pytest.mark.parametrize("command", ["check", "worker", "serve", "ledger show", "evaluate day.ndjson"])
-def test_a_configuration_that_cannot_be_used_is_refused_by_every_command(desk, monkeypatch, write, says, command):
+def test_a_configuration_that_cannot_be_used_is_refused_by_every_command(desk, monkeypatch, write, says):
     monkeypatch.delenv("HEXVEIL_REDIS__URL")
     write(desk / "bad.toml")
-    assert says in hexveil(*command.split(), "--config", "bad.toml", code=2).output.replace("\n", " ")
+    for command in ("check", "worker", "serve", "doctor", "topics create", "ledger show", "evaluate day.ndjson"):
+        assert says in hexveil(*command.split(), "--config", "bad.toml", code=2).output.replace("\n", " "), command
 
 
 @pytest.mark.parametrize(
@@ -209,37 +212,53 @@ def test_a_user_key_that_cannot_be_kept_is_refused(desk, monkeypatch, key, comma
     assert code == 0 or "key" in said
 
 
-@pytest.mark.parametrize("state", ["file", "file/deeper"])
-def test_a_ledger_folder_that_cannot_be_kept_is_refused(desk, state):
-    command = ("replay", "day.ndjson", "--offline", "--config", BUS)
-    assert "--state" in hexveil(*command, "--state", state, code=2).output
+RECORDINGS: dict[str, bytes | None] = {
+    "garbage": bytes(range(256)) * 400,
+    "giant-line": b'{"user":"' + b"a" * 3_000_000 + b'"}\n',
+    "zeros": b"\x00" * 100_000,
+    "deep": b"[" * 100_000 + b"\n",
+    "empty": b"",
+    "cut.csv.gz": gzip.compress(b"vehicle_id,timestamp,latitude,longitude,speed\n" * 1000)[:40],
+    "no-gzip.csv.gz": b"vehicle_id,timestamp\n1,2\n",
+    "nowhere.ndjson": None,
+    "folder": None,
+}
+
+
+@pytest.mark.parametrize("command", ["replay --offline", "evaluate"])
+def test_a_recording_that_is_broken_or_cannot_be_read_is_wrong_usage_and_named(desk, command):
+    for name, content in RECORDINGS.items():
+        if content is not None:
+            (desk / name).write_bytes(content)
+        assert f"hexveil: {name}" in hexveil(*command.split(), name, "--config", BUS, code=2).output
+
+
+HISTOGRAM = '\n[histogram]\nmechanisms = ["ug"]\nepsilon = 1.0\n'
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "says"),
+    ("sweep", "says"),
     [
-        ("1e9", "epsilon=1e+09: privacy.epsilon: found 1000000000.0; write a number above 0 and of at most 1000"),
-        ("1e-9", "epsilon=1e-09: privacy: epsilon 1e-09 is below the resolution"),
-        ("1,nan", "with positive numbers"),
-        ("inf", "with positive numbers"),
-        ("1e999", "with positive numbers"),
+        ("epsilon=1e9", "=1e+09: privacy.epsilon: found 1000000000.0; write a number above 0 and of at most 1000"),
+        ("epsilon=1e9 --histograms", "=1e+09: histogram.epsilon: found 1000000000.0; write a number above 0"),
+        ("epsilon=1e-9", "epsilon=1e-09: privacy: epsilon 1e-09 is below the resolution"),
+        ("epsilon=1,nan", "with positive numbers"),
+        ("epsilon=inf", "with positive numbers"),
+        ("epsilon=1e999", "with positive numbers"),
     ],
 )
-def test_a_sweep_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(desk, epsilon, says):
-    said = hexveil("evaluate", "day.ndjson", "--config", BUS, "--sweep", f"epsilon={epsilon}", code=2).output
+def test_a_sweep_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(desk, sweep, says):
+    (desk / "hexveil.toml").write_text(SOURCE + HISTOGRAM)
+    said = hexveil("evaluate", "day.ndjson", "--sweep", *sweep.split(), code=2).output
     assert says in said.replace("\n", " ")
     assert "validation error" not in said
     assert "pydantic" not in said
 
 
-@pytest.mark.parametrize("extra", [["--speed", "2"], ["--order", "file"]])
-def test_an_offline_replay_refuses_options_that_say_how_events_are_sent(desk, extra):
-    said = hexveil("replay", "day.ndjson", "--offline", "--config", BUS, *extra, code=2).output
-    assert "--speed and --order" in said
-
-
-def test_a_configuration_in_a_folder_that_is_not_there_is_refused(desk):
-    assert "folder" in hexveil("init", "nowhere/mine.toml", code=2).output
+@pytest.mark.parametrize("extra", ["--speed 2", "--order file", "--state file", "--state file/deeper"])
+def test_an_offline_replay_refuses_a_ledger_that_cannot_be_kept_and_options_that_say_how_events_are_sent(desk, extra):
+    said = hexveil("replay", "day.ndjson", "--offline", "--config", BUS, *extra.split(), code=2).output
+    assert ("--state" if "--state" in extra else "--speed and --order") in said
 
 
 @pytest.mark.parametrize(
@@ -460,12 +479,16 @@ def test_every_rule_under_values_is_there_with_its_value_and_unit():
     }
 
 
-def test_under_participation_no_rule_depends_on_counts_and_those_of_the_public_list_are_there():
+def test_under_participation_no_rule_depends_on_counts_and_those_of_public_list_and_histogram_are_there(
+    tmp_path,
+):
     by_key = rules(RIDERS)
     assert not by_key.keys() & {"speed.min_users", "pairs", "suppression"}
     assert by_key["participation.cells_per_user"]["value"] == 8
     assert by_key["public cells"]["value"] == 20_000
     assert by_key["window.publication_margin"]["value"] == 60
+    (tmp_path / "hexveil.toml").write_text(Path(RIDERS).read_text() + HISTOGRAM)
+    assert rules(str(tmp_path / "hexveil.toml"))["histogram.fixes_per_user"]["value"] == 1
 
 
 @pytest.mark.parametrize(
@@ -475,20 +498,12 @@ def test_under_participation_no_rule_depends_on_counts_and_those_of_the_public_l
         ("HEXVEIL_WINDOW__PUBLICATION_MARGIN", "90s", "  window.publication_margin: 90 s: "),
         ("HEXVEIL_WINDOW__LATENESS", "event-time", "  window.idle_timeout: 5 min: "),
         ("HEXVEIL_WINDOW__LATENESS", "event-time", "  window.max_age: 36500 d: "),
+        ("HEXVEIL_WINDOW__SLOT", "2h", "  events (fixed): 100 000 events: "),
     ],
 )
 def test_the_lines_state_what_was_configured(monkeypatch, variable, value, line):
     monkeypatch.setenv(variable, value)
     assert any(text.startswith(line) for text in output("--config", BUS).splitlines())
-
-
-def test_a_histogram_bounds_the_fixes_of_a_user(tmp_path):
-    file = tmp_path / "hexveil.toml"
-    file.write_text(Path(RIDERS).read_text() + '\n[histogram]\nmechanisms = ["ug"]\nepsilon = 1.0\n')
-    assert rules(str(file))["histogram.fixes_per_user"]["value"] == 1
-
-
-SOURCE = hourly.BUS.read_text(encoding="utf-8")
 
 
 def chosen(config: Config, **changes: object) -> Trial:

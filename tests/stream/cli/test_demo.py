@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 from unittest import mock
+from urllib.error import URLError
+from urllib.request import urlopen
 from zoneinfo import ZoneInfo
 
 import psutil
@@ -255,13 +257,16 @@ def test_buses_are_shown_until_the_seconds_are_over(hexveil, repo_root, kafka, s
     assert "events sent: " in done.stdout
 
 
-def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does(hexveil, repo_root):
+def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does_and_its_dashboard(hexveil, repo_root):
     with _started(hexveil, repo_root, "--no-kafka", "--fleet", "60") as demo:
+        address = _until_dashboard(demo.stderr)[-1].removeprefix("Dashboard: ").strip()
         assert "06:00–06:15" in demo.stdout.readline(), "the live map of a small fleet"
         demo.send_signal(signal.SIGTERM)
         rest, errors = demo.communicate(timeout=60)
     assert demo.returncode == 0, errors
     assert "Windows closed: " in rest
+    with pytest.raises(URLError):
+        urlopen(address)
 
 
 _QUARTERS = [f"2026-03-03T07:{minute:02d}:00Z" for minute in range(4)]

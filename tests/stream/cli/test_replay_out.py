@@ -64,23 +64,20 @@ def csv_rows(file: Path) -> list[Any]:
     return list(csv.DictReader(file.open()))
 
 
-def geojson_rows(file: Path) -> list[Any]:
-    return [feature["properties"] for feature in json.loads(file.read_text())["features"]]
+ROWS: dict[str, Callable[[Path], list[Any]]] = {
+    "csv": csv_rows,
+    "geojson": lambda file: [feature["properties"] for feature in json.loads(file.read_text())["features"]],
+    "parquet": lambda file: list(parquet.read_table(file).to_pylist()),
+}
 
 
-def parquet_rows(file: Path) -> list[Any]:
-    return list(parquet.read_table(file).to_pylist())
-
-
-@pytest.mark.parametrize(
-    ("suffix", "rows_of"), [("csv", csv_rows), ("geojson", geojson_rows), ("parquet", parquet_rows)]
-)
-def test_a_table_holds_a_row_per_cell_of_every_window_and_nothing_else_is_left(day, tmp_path, suffix, rows_of, replay):
+@pytest.mark.parametrize("suffix", ROWS)
+def test_a_table_holds_a_row_per_cell_of_every_window_and_nothing_else_is_left(day, tmp_path, suffix, replay):
     done = replay("--out", f"releases.{suffix}")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "2 windows released, 0 released before, 6 messages in" in done.stderr
     assert f"releases.{suffix}" in done.stderr
-    rows = rows_of(tmp_path / f"releases.{suffix}")
+    rows = ROWS[suffix](tmp_path / f"releases.{suffix}")
     assert len(rows) == 4
     assert len({(str(row["window_start"]), row["cell"]) for row in rows}) == 4
     assert {row["relation"] for row in rows} == {"values"}

@@ -115,28 +115,10 @@ class FileOnly(Config):
 
 
 KEYS = [path for path, _ in keys(Config)]
-WRONG: list[Any] = [
-    "x",
-    "",
-    -1,
-    0,
-    10**400,
-    1.5,
-    -1e308,
-    math.nan,
-    math.inf,
-    True,
-    [],
-    ["x"],
-    [1, 1],
-    {},
-    {"x": 1},
-    {"sparse": "x"},
-]
-REMEDY = re.compile(
-    r"[;,:] (?:so "
-    r")?(?:write|add|give|set|choose|lower|raise|remove|make|keep|name|drop|round|leave|enlarge|put|merge)\b"
-)
+WRONG: list[Any] = ["x", "", -1, 0, 10**400, 1.5, -1e308, math.nan, math.inf, True]
+WRONG += [[], ["x"], [1, 1], {}, {"x": 1}, {"sparse": "x"}]
+VERBS = "write|add|give|set|choose|lower|raise|remove|make|keep|name|drop|round|leave|enlarge|put|merge"
+REMEDY = re.compile(rf"[;,:] (?:so )?(?:{VERBS})\b")
 
 
 def broken(path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
@@ -519,18 +501,15 @@ def test_a_live_map_is_fresh_within_a_minute_and_its_budget_lasts(relation, row,
 
 
 def test_the_typical_map_of_a_small_fleet_says_so_and_is_charged_as_a_live_one(tmp_path):
-    live, file = load_config_of(tmp_path / "live.toml", "live"), tmp_path / "typical.toml"
-    typical = load_config_of(file, "typical")
+    for kind in ("live", "typical"):
+        written(tmp_path / f"{kind}.toml", VALUES, 300, kind)
+    live, typical = (load_config(tmp_path / f"{kind}.toml") for kind in ("live", "typical"))
+    file = tmp_path / "typical.toml"
     assert (typical.public.map, typical.hexagons.resolution, typical.window.slot) == ("typical", 7, timedelta(hours=1))
     assert typical.privacy == live.privacy
     assert "Typical, not live: the page opens on what each hour is usually like" in checked(file)
     assert json.loads(checked(file, "--json"))["map"] == "typical"
     assert "Typical" not in checked(tmp_path / "live.toml")
-
-
-def load_config_of(file: Path, kind: str) -> Config:
-    written(file, VALUES, 300, kind)
-    return load_config(file)
 
 
 def test_nothing_typical_is_promised_where_nothing_foretells_or_was_measured(tmp_path):
@@ -693,10 +672,6 @@ def test_a_preset_is_the_papers_setting_and_reaches_the_mechanism(tmp_path, name
         assert (mechanism, by_default) == (HTF.published(), HTF())
 
 
-def test_packed_grids_of_the_library_fit_a_message():
-    assert MOST_PACKED + 2 * 1_025 * len("1024,") + 2_000 < MAX_MESSAGE_BYTES
-
-
 @pytest.mark.parametrize(
     "name", nightly_but(["ug", "e2epriv", "htf"], ["ug", "singular", "e2epriv", "htf", "kdtree", "quadtree"])
 )
@@ -710,6 +685,7 @@ def test_a_grid_of_1024_cells_a_side_is_accepted_where_what_is_released_can_be_m
     largest = config.histogram.largest_message(name)
     assert len(histogram.value) <= largest <= MAX_MESSAGE_BYTES < 4 * largest
     assert received(SPATIAL_HISTOGRAM, "x", histogram.value) is not None
+    assert MOST_PACKED + 2 * 1_025 * len("1024,") + 2_000 < MAX_MESSAGE_BYTES, "the library packs no more than fits"
 
 
 @pytest.mark.parametrize("goal", ["absolute", "relative"])

@@ -182,8 +182,8 @@ async def test_a_shortened_file_and_windows_drawn_anew_with_the_same_key_are_fou
 ):
     """An operator who has the key can make a whole new chain; only a marker that somebody kept tells them apart."""
     kept = verified(honest[0])["feeds"][0]["last_marker"]
-    for held, found in (([], set()), ([kept], {"held"})):
-        assert kinds(without(honest[0], 3), trusted=[honest[1]], held=held) == found
+    for kept_here, said in (([], set()), ([kept], {"held"})):
+        assert kinds(without(honest[0], 3), trusted=[honest[1]], held=kept_here) == said
     config = signing(tmp_path)
     again = Released(redis, config)
     await again.close(*SLOTS)

@@ -105,8 +105,8 @@ def test_a_percentile_lies_where_the_distribution_crosses_its_share_and_its_inte
     plan, contributions = planned(config, random_rows(10, 800))
     truth = exact_values(plan, contributions.retain(plan.retained))
     drawn = [draw(plan, contributions, recorded(seed)) for seed in range(30)]
-    held = [(of[name].low <= truth[name]) & (truth[name] <= of[name].high) for of in drawn for name in NAMES]
-    assert np.mean(held) >= 0.94
+    inside = [(of[name].low <= truth[name]) & (truth[name] <= of[name].high) for of in drawn for name in NAMES]
+    assert np.mean(inside) >= 0.94
 
 
 def test_windows_with_very_many_numbers_leave_distributions_out_and_say_so(tmp_path, monkeypatch):
