@@ -34,8 +34,9 @@ Given = tuple[tuple[str, bool | int | float | str | None], ...]
 """Arguments of a mechanism by name, sorted: hashable."""
 
 
-class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part of the terms: hashable, and stored without what has its default."""
+class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A part of a stored plan: kept without what has its default, and refused with a field that this version does not
+    know, because noise would be drawn as if it were not there."""
 
 
 class Box(Struct, frozen=True):

@@ -20,7 +20,7 @@ from dpcore.arrays import BoolArray, IdArray, IntArray
 from dpcore.budget import ChargeBasis, rolling_grants
 from dpcore.contributions import Contributions, Counts
 from dpcore.scales import LaplaceScales
-from stream.terms import Terms
+from stream.terms import Struct, Terms
 from stream.windows import Period, Window, utc_text
 
 LARGEST_VALUE = 500_000_000
@@ -45,7 +45,7 @@ class PlanError(RuntimeError):
     """Rows and plan do not belong together, so nothing may be released."""
 
 
-class Due(msgspec.Struct, frozen=True):
+class Due(Struct, frozen=True):
     """A window that is to be released, on which terms, and the generation of the ledger that pays for it."""
 
     terms: Terms
@@ -83,7 +83,7 @@ class Allowance(NamedTuple):
     by_counts: bool = False
 
 
-class ValuesPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True):
+class ValuesPart(Struct, frozen=True, kw_only=True, eq=False):
     """What is decided under relation "values" alone.
 
     ``published``: whether each of the plan's cells is published, (C,); the others are suppressed.
@@ -109,7 +109,7 @@ class ValuesPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defau
     foretold: IntArray | None = None
 
 
-class ParticipationPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True):
+class ParticipationPart(Struct, frozen=True, kw_only=True, eq=False):
     """What is decided under relation "participation" alone.
 
     ``lower``, ``upper``: range in quanta to which users' means in each cell are clipped, around the ``foretold`` mean,
@@ -121,7 +121,7 @@ class ParticipationPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omi
     foretold: IntArray | None = None
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True):
+class Plan(Struct, frozen=True, kw_only=True, eq=False):
     """All decisions about a window that are made before noise is drawn.
 
     ``budget``: the most that one user may spend in the period, in the unit of ``charges``: µε, or nρ under zCDP, where
