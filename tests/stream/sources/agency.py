@@ -97,10 +97,6 @@ class Kept(AsyncExitStack):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    @property
-    def users(self) -> list[str]:
-        return [json.loads(value)["user"] for value in self.values]
-
     async def take(self, messages: Messages) -> None:
         await self.gate.wait()
         self.values += messages.values

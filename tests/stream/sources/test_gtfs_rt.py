@@ -151,7 +151,6 @@ def test_retry_after_is_honoured_within_an_hour():
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    """A configuration of Delhi under "values"."""
     return str(bus_fleet_file(tmp_path, DELHI))
 
 

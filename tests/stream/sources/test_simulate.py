@@ -55,7 +55,9 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not():
 
 
 def test_peaks_are_slower_than_noon_and_night_with_most_of_the_fleet_on_the_road_and_a_third_of_it_standing():
-    weekday = events(run(vehicles=120, duration=timedelta(days=1), interval=timedelta(minutes=5), faults=CLEAN)[1])
+    hours = [MONDAY + hour * 3_600_000_000 for hour in (2, 3, 8, 11, 12, 17)]
+    fleet = {"vehicles": 120, "interval": timedelta(minutes=5), "faults": CLEAN}
+    weekday = [event for start_us in hours for event in events(run(start_us=start_us, **fleet)[1])]
     users, speeds = defaultdict[int, set[str]](set), defaultdict[int, list[float]](list)
     for event in weekday:
         hour = (int(event["time"][11:13]) - 5) % 24

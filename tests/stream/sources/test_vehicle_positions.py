@@ -138,6 +138,7 @@ UNREADABLE: dict[str, tuple[bytes | str, str]] = {
     "too large": (b"\x00" * (LARGEST_SNAPSHOT + 1), "more than"),
     **{f"half a pair {where}": (body, NONE) for where, body in HALVES.items()},
     "an object of entities": (f'{{{JSON_HEADER},"entity":{{"secret":{{"parse secret field":1}}}}}}', "entity"),
+    "a time in words": ('{"header":{"timestamp":"secret"},"entity":[]}', "in header.timestamp"),
     "a name twice": (f'{{{JSON_HEADER},"entity":[{{"secret":1,"secret":2}}]}}', "occurs twice"),
     "a cut name": ('{"secret', "char 1"),
     "incrementality 7": (HEADER[:1] + b"\x07" + HEADER[2:] + b"\x10\x07", "(?i)incrementality"),

@@ -131,9 +131,10 @@ def test_a_clock_that_was_ahead_silences_no_vehicle_of_siri_vm_or_hfp(ahead, ref
         assert source.tally.set_back == 1 - refused
 
 
-def test_after_several_stored_snapshots_far_ahead_the_next_ones_give_events_with_the_right_speeds():
-    right = of_stored(skewed_at(range(4, 8), 3000), range(40))[9:]
-    assert [len(events) for events in right] == [3] * 31
+@pytest.mark.parametrize(("ahead", "first"), [(3000, 9), (240, 25)])
+def test_after_stored_snapshots_ahead_the_next_or_those_after_their_times_give_events_with_right_speeds(ahead, first):
+    right = of_stored(skewed_at(range(4, 8), ahead), range(40))[first:]
+    assert [len(events) for events in right] == [3] * (40 - first)
     assert all(event["speed"] == KMH for events in right for event in events)
 
 
