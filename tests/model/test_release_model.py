@@ -15,6 +15,7 @@ QUICK = {"crash": Variant(faults=1), "set-back": Variant(set_back=True), "two-wi
 FULL = {
     "two faults": Variant(faults=2),
     "fault and set-back": Variant(faults=1, set_back=True),
+    "two faults and set-back": Variant(faults=2, set_back=True),
     "two windows, fault": Variant(windows=2, faults=1),
     "two windows, set-back": Variant(windows=2, set_back=True),
     "two feeds": Variant(windows=2, feeds=2),
@@ -25,8 +26,9 @@ BROKEN = {
     "ledgers apart of feeds with the same users": Variant(windows=2, feeds=2, apart=True),
     "a look at the close markers of the own feed only": Variant(windows=2, feeds=2, sees_others=False, set_back=True),
     "Redis forgets a commit that is not published": Variant(set_back=True, forgets_unpublished=True),
+    "of two feeds": Variant(windows=2, feeds=2, set_back=True, forgets_unpublished=True),
 }
-"""The last one is the one loss that is not noticed: docs/known-limits.md."""
+"""The last two are the one loss that is not noticed: docs/known-limits.md."""
 
 
 @pytest.fixture(scope="module")
