@@ -22,6 +22,7 @@ from tests.stream.serve.browser import (
     needs_chromium,
     no_violation,
     pixels,
+    pixels_of,
     reloaded,
     repainted,
     revisit,
@@ -45,7 +46,7 @@ from tests.stream.serve.city import (
     windows,
 )
 from tests.stream.serve.made_windows import with_histograms
-from tests.stream.serve.serving import append, fits_every_screen, json_of, origin_of, page_of, serving_file
+from tests.stream.serve.serving import append, fits_every_screen, in_sight, json_of, origin_of, page_of, serving_file
 from tests.support.builders import SLOT
 from tests.support.nightly import nightly
 
@@ -184,6 +185,8 @@ async def test_a_map_is_called_what_it_is(browser, tmp_path, size, kind):
     messages, label = remembered(config, *[USUAL_DAY] * 3), "Typical: not live. The last window ended 5 minutes ago"
     newest = datetime.fromtimestamp(SLOT + 3 * 3600 + 300, UTC)
     async with page_of(browser, config, messages, size=size, clock=newest) as (page, client):
+        corners = await pixels_of(page, [corner for cell in CELLS for corner in h3.cell_to_boundary(cell)])
+        assert all(await in_sight(page, corners)), "the first view holds every cell"
         badge, views = page.locator("#badge"), [page.get_by_role("radio", name=name, exact=True) for name in VIEWS[:2]]
         if size == PHONE:
             await page.locator("#controls-fold summary").click()

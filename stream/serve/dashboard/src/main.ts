@@ -261,7 +261,6 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   if (view.isOtherStatistic) return show(window, true);
   if (cells.marker?.withheld) showCard('withheld');
   else byId('empty').hidden = true;
-  selection.fit();
   if (beside.failures.length) tellFailure(beside.failures.join(' '));
   await paint();
   took('update', 'asked');
@@ -279,7 +278,6 @@ async function showMean(over: Over): Promise<void> {
   view.setWindow(windowOf(found, over, newest));
   byId('empty').hidden = true;
   byId('notice').hidden = true;
-  selection.fit();
   await paint();
 }
 
@@ -308,10 +306,11 @@ async function paint(): Promise<void> {
   showTimeline(view);
   showDownloads(view);
   showAlerts(view, page.open);
+  tell();
+  selection.fit();
   selection.show();
   table.render();
   selection.hover();
-  tell();
   writePlace();
   void map.alert(view.alertingCells());
   void map.setHeat(view.heat);

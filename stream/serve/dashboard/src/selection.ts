@@ -96,11 +96,12 @@ export class Selection {
     tip.style.transform = `translate(${Math.max(left, 8)}px, ${Math.max(top, 8)}px)`;
   }
 
-  /** Move the map to all cells, unless a place was chosen. */
+  /** Move the map to all cells, unless a place was chosen. Header and controls have to say what they will, because both take room of the map. */
   fit(): void {
     const box = this.placed ? null : boundsOf(this.view.cells.values());
     if (!box) return;
     this.placed = true;
+    this.map.map.resize();
     this.map.map.fitBounds(box, { padding: covered(), animate: false, maxZoom: 13 });
   }
 
