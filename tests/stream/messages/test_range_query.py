@@ -282,9 +282,10 @@ def test_files_that_are_no_releases_are_refused(releases, tmp_path):
     assert "with other numbers" in query(broken, "--bbox", BOX, code=2).stderr
     broken.write_text(json.dumps(body | {"structure": {"kind": "cloud"}}) + "\n")
     assert "reads grid, packed-grid, partition and euler" in query(broken, "--bbox", BOX, code=2).stderr
-    torn = tmp_path / "torn.ndjson.gz"
-    torn.write_bytes(gzip.compress(releases.read_bytes())[:500])
-    query(torn, "--bbox", BOX, code=2)
+    damaged = tmp_path / "damaged.ndjson.gz"
+    for content in (gzip.compress(releases.read_bytes())[:500], b"\x1f\x8b\x08\x00\xc3\xcd\xec\xde\xcc4\xb7"):
+        damaged.write_bytes(content)
+        assert "cannot read" in query(damaged, "--bbox", BOX, code=2).stderr
 
 
 @pytest.mark.parametrize("forged", ["1e308", "-1", "1e-320", "9" * 400])

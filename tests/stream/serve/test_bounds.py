@@ -174,6 +174,7 @@ async def with_basemap(folder: Path, content: bytes) -> AsyncIterator[TestClient
 
 
 RANGES = {
+    "bytes=8-15": (8, 15),
     "bytes=0-": (0, 2055),
     "bytes=8-": (8, 2055),
     "bytes=-10": (2046, 2055),
@@ -181,13 +182,19 @@ RANGES = {
 }
 
 
-async def test_an_open_range_of_a_basemap_ends_with_it_and_no_file_beside_it_takes_its_place(tmp_path):
+async def test_a_basemap_is_served_by_ranges_that_end_with_it_and_nobody_keeps_and_no_file_beside_it_takes_its_place(
+    tmp_path,
+):
     content = b"PMTiles\x03" + bytes(range(256)) * 8
     async with with_basemap(tmp_path, content) as client:
+        assert (await json_of(client, "/dashboard/settings"))["basemap"] is True
         for asked, (first, last) in RANGES.items():
             answer = await client.get(BASEMAP, headers={"Range": asked})
+            assert (answer.status, answer.headers["Cache-Control"]) == (206, "no-store")
             assert answer.headers["Content-Range"] == f"bytes {first}-{last}/2056"
             assert await answer.read() == content[first : last + 1]
+        whole = await client.get(BASEMAP, headers={"Range": "bytes=0-7", "If-Range": '"older"'})
+        assert (whole.status, await whole.read()) == (200, content), "a part of another version is of no use"
         (tmp_path / "city.pmtiles.gz").write_bytes(b"\x1f\x8b of something else")
         assert await (await client.get(BASEMAP, headers={"Accept-Encoding": "gzip"})).read() == content
         (tmp_path / "city.pmtiles").unlink()

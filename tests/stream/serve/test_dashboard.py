@@ -348,6 +348,7 @@ async def test_an_area_is_in_the_address_and_comes_back_with_it(day):
     await expect(page.locator("#details")).to_contain_text("published of 1 cells")
     await reloaded(page)
     await expect(page.locator("#details")).to_contain_text("published of 1 cells")
+    await expect(page.get_by_label("North", exact=True)).to_have_value("30.23000")
     await page.locator("#details-close").click()
     assert "area" not in await fields(page)
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from typer.testing import CliRunner
 
-from stream.cli import app
 from stream.local.kafka import REPO_ROOT
 from stream.serve.api import make_app
-from stream.serve.static_files import BasemapError, check_basemap, read_assets
-from tests.stream.serve.serving import json_of, served
+from stream.serve.static_files import read_assets
+from tests.stream.serve.serving import served
 from tests.support.builders import bus_config
+from tests.support.command import run
 
 SOURCES = REPO_ROOT / "stream" / "serve" / "dashboard"
 STATIC = REPO_ROOT / "stream" / "serve" / "static"
@@ -127,39 +126,17 @@ def test_the_page_has_no_inline_script_and_names_no_other_host():
     assert "http" not in page
 
 
-async def test_a_basemap_is_served_by_byte_ranges_that_no_browser_keeps(tmp_path):
-    archive = tmp_path / "city.pmtiles"
-    content = b"PMTiles\x03" + bytes(range(256)) * 8
-    archive.write_bytes(content)
-    async with served(bus_config(tmp_path), [], check_basemap(archive)) as client:
-        assert (await json_of(client, "/dashboard/settings"))["basemap"] is True
-        answer = await client.get("/dashboard/basemap.pmtiles", headers={"Range": "bytes=8-15"})
-        assert answer.status == 206
-        assert answer.headers["Content-Range"] == f"bytes 8-15/{len(content)}"
-        assert await answer.read() == content[8:16]
-        assert answer.headers["Cache-Control"] == "no-store"
-        whole = await client.get("/dashboard/basemap.pmtiles", headers={"Range": "bytes=0-7", "If-Range": '"older"'})
-        assert (whole.status, await whole.read()) == (200, content), "a part of another version is of no use"
-
-
-def test_a_basemap_that_is_none_is_refused_with_a_remedy(tmp_path):
-    with pytest.raises(BasemapError, match="name a PMTiles archive"):
-        check_basemap(tmp_path / "missing.pmtiles")
-    other = tmp_path / "other.pmtiles"
-    other.write_bytes(b"SQLite format 3")
-    with pytest.raises(BasemapError, match="pmtiles convert"):
-        check_basemap(other)
-
-
 def test_serve_refuses_a_basemap_that_is_none_before_it_starts_by_default_that_of_the_configuration(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("HEXVEIL_PUBLIC__BASEMAP", str(tmp_path / "configured.pmtiles"))
-    for name, options in (("configured", []), ("other", ["--basemap", str(tmp_path / "other.pmtiles")])):
-        done = CliRunner().invoke(app, ["serve", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml"), *options])
-        assert done.exit_code == 2
-        assert f"{name}.pmtiles" in done.output
-        assert "name a PMTiles archive" in done.output
+    missing, other = tmp_path / "missing.pmtiles", tmp_path / "other.pmtiles"
+    other.write_bytes(b"SQLite format 3")
+    for file, remedy in ((missing, "name a PMTiles archive"), (other, "pmtiles convert")):
+        for configured, options in ((file, []), (tmp_path / "unread.pmtiles", ["--basemap", file])):
+            monkeypatch.setenv("HEXVEIL_PUBLIC__BASEMAP", str(configured))
+            said = run("serve", "--config", REPO_ROOT / "config" / "bus-fleet.toml", *options, code=2).output
+            assert str(file) in said
+            assert remedy in said
 
 
 TEXTS = SOURCES / "src" / "texts"
@@ -167,7 +144,7 @@ LANGUAGES = sorted(path.stem for path in TEXTS.glob("*.json"))
 PUT_TOGETHER = re.compile(
     r".+\.value|(mean|moving|p50|p85|spread)\.(short|name|title)|chip\..+|kind\..+|legend\.(modelled|raw|typical|difference)|legend\.against\..+|download\.(from|to)|area\.(box|polygon|refused\..+)"
     r"|comparison\.((day|scheduled)\.)?(same|slower|faster|within)|day\.(no|cell)\..+|table\.day\..+"
-    r"|(reason|about\.relation|about\.noise|about\.speeds)\..+|limit\..+|(empty|gone|withheld|unknown)\.(title|text)"
+    r"|(reason|about\.relation|about\.noise|about\.speeds)\..+|(empty|gone|withheld|unknown)\.(title|text)"
     r"|route\.(minutes|speed|now|typical|mean|scheduled|(from|to)(-end)?)|over\.(any|workday|saturday|sunday|weekend)"
     r"|search\.(area|route|stop|cell)"
 )
@@ -240,6 +217,7 @@ def test_every_text_is_used_and_no_source_writes_sentences_itself():
     whole = [key for key in ENGLISH if not PUT_TOGETHER.fullmatch(key)]
     unused = [key for key in whole if f"'{key}'" not in source and f'"{key}"' not in source]
     assert not unused
+    assert set(re.findall(r'data-text="(.+?)"', source)) <= ENGLISH.keys()
     page = (SOURCES / "index.html").read_text(encoding="utf-8").partition("<noscript>")[0]
     assert set(re.findall(r">\s*([A-Za-z][^<]*?)\s*<", page)) == {"Hexveil", "km/h", "mph"}
     assert "aria-label=" not in page

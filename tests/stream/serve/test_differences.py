@@ -14,15 +14,7 @@ from dpcore.arrays import FloatArray
 from stream.messages.cells import cells_of
 from stream.serve import differences
 from stream.serve.city.combining import LAPLACE, NORMAL
-from stream.serve.differences import (
-    FALSE_SHARE,
-    Values,
-    beside,
-    clear_level,
-    from_schedule,
-    from_typical,
-    verdicts,
-)
+from stream.serve.differences import FALSE_SHARE, Values, beside, clear_level, from_schedule, from_typical, verdicts
 
 WINDOWS, CELLS, DIFFERING, SEED = 400, 200, 20, 19
 FAR = 4.75

@@ -174,6 +174,7 @@ async def test_an_answer_from_before_a_window_is_complete_has_another_tag_than_t
         try:
             await until_true(lambda: any(one.marker for one in client.server.app[SERVICE].view.windows.values()))
             before = [await client.get(path) for path in ANSWERS]
+            assert (await client.get("/healthz")).status == 200, "while releases are taken in"
             assert [(await answer.json())["complete"] for answer in before] == [False] * len(ANSWERS)
         finally:
             checked.set()

@@ -96,14 +96,16 @@ KEPT = {
 """Starts in UTC of the windows of each length, beside the Sundays 2017-03-12 and 2017-11-05 on which Chicago's clocks
 changed at 02:00. Slots are counted from midnight in elapsed time: on the one in March those of three hours begin at 0,
 4, 7, … o'clock, and of those of four hours the first lasts until 05:00."""
+A_WEEK_BEFORE = "10-29"
+"""The day before 11-05 that is chosen where nobody chooses one."""
 BESIDE = {
     "1h": [
         ("03-14T12", "03-10", "03-10T13"),  # 07:00 in Chicago
         ("03-13T06", "03-12", "03-12T07"),
         ("03-13T07", "03-12", None),  # the clocks skipped this hour
         ("11-06T07", "11-05", "11-05T06"),  # and repeated this one
-        ("11-05T06", "10-29", "10-29T06"),
-        ("11-05T07", "10-29", "10-29T06"),
+        ("11-05T06", A_WEEK_BEFORE, "10-29T06"),
+        ("11-05T07", A_WEEK_BEFORE, "10-29T06"),
     ],
     "3h": [("03-13T11", "03-12", None)],
     "4h": [("03-13T05", "03-12", None), ("03-12T10", "03-13", None), ("11-06T06", "11-05", None)],
@@ -117,7 +119,8 @@ def test_when_clocks_change_a_window_of_the_same_local_hours_is_found_or_said_no
     view = completed(View(), *released(config, *hours_to(KEPT[slot])))
     for start, day, other in BESIDE[slot]:
         expected = (f"2017-{day}", other and f"2017-{other}:00:00Z", None if other else "clocks")
-        assert beside(view, f"2017-{start}:00:00Z", date.fromisoformat(f"2017-{day}")) == expected
+        asked = None if day == A_WEEK_BEFORE else date.fromisoformat(f"2017-{day}")
+        assert beside(view, f"2017-{start}:00:00Z", asked) == expected
 
 
 def test_a_window_that_cannot_be_compared_with_has_a_reason_and_no_other_takes_its_place(config):
@@ -145,6 +148,8 @@ def test_a_zone_that_nobody_knows_counts_as_utc(config):
         body["period"]["timezone"] = "../../etc/passwd"
         made.append([*cells, marker._replace(value=json.dumps(body).encode())])
     assert beside(completed(View(), *made), "2017-03-21T12:00:00Z")[1] == "2017-03-20T12:00:00Z"
+    for zone in ("Nowhere/At-All", "Europe", "<b>"):
+        assert local_start("2017-03-21T12:00:00Z", zone).hour == 12, zone
 
 
 def test_a_local_time_at_the_ends_of_the_calendar_is_no_error():

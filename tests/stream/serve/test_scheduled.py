@@ -48,7 +48,7 @@ from tests.stream.serve.city import (
     rows_of_city,
     window,
 )
-from tests.stream.serve.serving import json_of, page_of, served
+from tests.stream.serve.serving import json_of, page_of, serving
 from tests.support.builders import riders
 from tests.support.releasing import released
 
@@ -150,17 +150,19 @@ def config(tmp_path: Path) -> Config:
     return scheduled_config(tmp_path, 45.0)
 
 
-def scheduled_config(tmp_path: Path, steady: float) -> Config:
+def scheduled_config(tmp_path: Path, steady: float, **overrides: str) -> Config:
     cells = {BUSY: hours(44), STEADY: hours(steady), LONELY: hours(20), UNCERTAIN: hours(30, ((0, 8), (2, 7)))}
     table = {"days": DAYS, "cells": [{"cell": cell, "hours": listed} for cell, listed in cells.items()]}
     body = {"resolution": 7, "cells": [{"cell": cell, "name": f"Stop {cell}"} for cell in CELLS], "scheduled": table}
     (tmp_path / "places.json").write_text(json.dumps(body), encoding="utf-8")
-    return city_config(tmp_path, **{"feed.name": "bus", "public.places": str(tmp_path / "places.json")})
+    return city_config(tmp_path, **{"feed.name": "bus", "public.places": str(tmp_path / "places.json")} | overrides)
 
 
-@pytest.mark.asyncio(loop_scope="session")
-async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_released_cells_of_a_window(config):
-    async with served(config, window(config, 0)) as client:
+async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_released_cells_of_a_window(
+    tmp_path, own_feed
+):
+    config = scheduled_config(tmp_path, 45.0, **own_feed)
+    async with serving(config, window(config, 0)) as client:
         assert (await json_of(client, "/dashboard/settings"))["scheduled"] is True
         table = await json_of(client, "/api/v1/scheduled")
         assert (table["resolution"], table["unit"]) == (7, "km/h")

@@ -10,12 +10,7 @@ import pytest
 
 from dpcore.spatial import Rectangles, histogram_from_release
 from stream.messages.cells import cells_of, with_estimates
-from stream.messages.message import (
-    HEXAGON_SPEED,
-    LARGEST_NUMBER,
-    WINDOW,
-    schema,
-)
+from stream.messages.message import HEXAGON_SPEED, LARGEST_NUMBER, WINDOW, schema
 from stream.messages.tables import table_of
 from stream.serve.hexagons import MAX_RANGE_BYTES
 from stream.serve.reading.intake import Arrival
@@ -103,16 +98,16 @@ async def test_the_api_serves_what_the_topics_hold(tmp_path, own_feed):
 KINDS = {"csv": "text/csv", "geojson": "application/geo+json", "parquet": "application/vnd.apache.parquet"}
 
 
-async def test_complete_windows_are_downloaded_and_incomplete_ones_refused(tmp_path, monkeypatch):
-    messages, unfinished = windows_of(tmp_path, 2)
+async def test_complete_windows_are_downloaded_and_incomplete_ones_refused(tmp_path, monkeypatch, own_feed):
+    messages, unfinished = windows_of(tmp_path, 2, **own_feed)
     values = [message.value for message in messages if message.topic == HEXAGON_SPEED]
-    path, config = f"/api/v1/windows/{START}/download", bus_config(tmp_path)
-    async with served(config, [*messages, *unfinished[1:]]) as client:
+    path, config = f"/api/v1/windows/{START}/download", bus_config(tmp_path, **own_feed)
+    async with serving(config, [*messages, *unfinished[1:]]) as client:
         for suffix, kind in KINDS.items():
             answer = await client.get(f"{path}.{suffix}")
             assert (answer.status, answer.content_type) == (200, kind)
             assert await answer.read() == table_of(values, suffix)
-            named = f'attachment; filename="hexveil-bus-20170321T120000Z.{suffix}"'
+            named = f'attachment; filename="hexveil-{config.feed.name}-20170321T120000Z.{suffix}"'
             assert answer.headers["Content-Disposition"] == named
             again = await client.get(f"{path}.{suffix}", headers={"If-None-Match": answer.headers["ETag"]})
             assert (again.status, await again.read()) == (304, b"")
@@ -130,12 +125,14 @@ def spanning(first: int, last: int) -> str:
     return f"from=2017-03-21T{12 + first:02}:00:00Z&to=2017-03-21T{12 + last:02}:00:00Z"
 
 
-async def test_a_range_is_every_complete_window_that_begins_in_it_oldest_first_within_a_bound(tmp_path, monkeypatch):
-    config = city_config(tmp_path)
+async def test_a_range_is_every_complete_window_that_begins_in_it_oldest_first_within_a_bound(
+    tmp_path, monkeypatch, own_feed
+):
+    config = city_config(tmp_path, **own_feed)
     hours = [window(config, hour) for hour in range(4)]
     unfinished = window(config, 4)[1:]
     values = [m.value for messages in hours[1:3] for m in messages if m.topic == HEXAGON_SPEED]
-    async with served(config, [*hours[1], *hours[0], *hours[3], *hours[2], *unfinished]) as client:
+    async with serving(config, [*hours[1], *hours[0], *hours[3], *hours[2], *unfinished]) as client:
         for suffix in KINDS:
             answer = await client.get(f"/api/v1/download.{suffix}?{spanning(1, 3)}")
             assert answer.status == 200
@@ -166,10 +163,12 @@ NO_RANGES = {
 }
 
 
-async def test_ranges_are_answered_as_the_release_itself_answers_them_and_bad_ones_refused_with_the_reason(tmp_path):
-    messages, histograms = with_histograms(tmp_path)
+async def test_ranges_are_answered_as_the_release_itself_answers_them_and_bad_ones_refused_with_the_reason(
+    tmp_path, own_feed
+):
+    messages, histograms = with_histograms(tmp_path, **own_feed)
     count = f"/api/v1/histograms/{START}/count"
-    async with served(bus_config(tmp_path), messages) as client:
+    async with serving(bus_config(tmp_path, **own_feed), messages) as client:
         (listed,) = (await json_of(client, "/api/v1/histograms"))["windows"]
         assert (listed["window"]["start"], listed["complete"]) == (START, True)
         assert [one["mechanism"] for one in listed["histograms"]] == sorted(MECHANISMS)

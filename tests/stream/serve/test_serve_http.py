@@ -156,16 +156,18 @@ ABSENT = [
 ]
 
 
-async def test_hostile_requests_are_refused_with_value_and_remedy_and_none_makes_the_service_fail(client):
-    for path in (*REFUSED, *ABSENT):
-        status, body = await raw(client, path)
-        problem = json.loads(body)
-        assert status == problem["status"], path
-        assert (status in (400, 404)) if path in REFUSED else (status == 404), (path, problem)
-        assert problem["title"], path
-        assert problem["detail"], path
-        assert len(problem["title"]) < 400, path
-    registry = client.server.app[SERVICE].metrics.registry
+async def test_hostile_requests_are_refused_with_value_and_remedy_and_none_makes_the_service_fail(tmp_path, own_feed):
+    messages, _ = with_histograms(tmp_path, **own_feed)
+    async with serving(bus_config(tmp_path, **own_feed), messages) as client:
+        for path in (*REFUSED, *ABSENT):
+            status, body = await raw(client, path)
+            problem = json.loads(body)
+            assert status == problem["status"], path
+            assert (status in (400, 404)) if path in REFUSED else (status == 404), (path, problem)
+            assert problem["title"], path
+            assert problem["detail"], path
+            assert len(problem["title"]) < 400, path
+        registry = client.server.app[SERVICE].metrics.registry
     codes = {
         sample.labels["code"] for metric in registry.collect() for sample in metric.samples if "code" in sample.labels
     }

@@ -157,10 +157,12 @@ async def ends_with_the_service(client: TestClient, stream: ClientResponse) -> N
             await anext(events(stream))
 
 
-async def test_streams_are_limited_in_number_kept_alive_by_comments_and_end_with_the_service(tmp_path, monkeypatch):
+async def test_streams_are_limited_in_number_kept_alive_by_comments_and_end_with_the_service(
+    tmp_path, monkeypatch, own_feed
+):
     monkeypatch.setattr(broadcast, "MAX_STREAMS", 1)
     monkeypatch.setattr(broadcast, "PING_SECONDS", 0.05)
-    async with served(bus_config(tmp_path), []) as client, client.get(STREAM) as open_stream:
+    async with serving(bus_config(tmp_path, **own_feed)) as client, client.get(STREAM) as open_stream:
         async with client.get(STREAM) as refused:
             problem = await refused.json()
             assert (refused.status, refused.content_type) == (503, "application/problem+json")
