@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -155,7 +156,7 @@ async def test_the_focus_is_not_lost_where_a_search_ends_or_another_window_lists
 
 @pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.nightly
-async def test_enter_counts_that_is_pressed_before_the_search_knows_its_entries_unless_more_is_typed(
+async def test_enter_counts_that_is_pressed_before_the_search_is_loaded_and_knows_its_entries_unless_more_is_typed(
     browser, tmp_path, goes_on
 ):
     config, loaded = city_config(tmp_path, **city_files(tmp_path)), asyncio.Event()
@@ -165,7 +166,7 @@ async def test_enter_counts_that_is_pressed_before_the_search_knows_its_entries_
         await route.continue_()
 
     async with page_of(browser, config, windows(config, [JAM])) as (page, _):
-        await page.route("**/api/v1/stops", late)
+        await page.route(re.compile("/api/v1/stops|/search-"), late)
         await page.locator("#search-button").click()
         search = page.locator("#search-input")
         await search.fill(BUSY)

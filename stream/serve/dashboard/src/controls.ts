@@ -152,6 +152,9 @@ export function setUpCity(view: View, settings: Settings, page: Page): void {
   closing(menu);
   let ready: Promise<void> | null = null;
   let opener: EventTarget | null = null;
+  let entered = false;
+  // Who types quickly may press Enter before the search is loaded: then it counts once there is something to choose from.
+  byId('search-input').addEventListener('keydown', ({ key, isComposing }) => (entered = key === 'Enter' && !isComposing));
   addEventListener('focusin', ({ target }) => {
     if (target instanceof Node && !byId('search-body').contains(target)) opener = target;
   });
@@ -163,7 +166,7 @@ export function setUpCity(view: View, settings: Settings, page: Page): void {
       if (isLost) (opener instanceof HTMLElement && opener.isConnected ? opener : byId('search-button')).focus();
       return;
     }
-    ready ??= import('./search').then(({ setUpSearch }) => setUpSearch(view, page));
+    ready ??= import('./search').then(({ setUpSearch }) => setUpSearch(view, page, () => entered));
     ready.then(
       () => byId('search-input').focus(),
       () => {

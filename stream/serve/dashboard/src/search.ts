@@ -55,15 +55,11 @@ async function collect(view: View): Promise<Entry[]> {
   ];
 }
 
-export async function setUpSearch(view: View, page: Page): Promise<void> {
+/** `isEntered`: whether Enter was pressed last, before there was anything to choose from. */
+export async function setUpSearch(view: View, page: Page, isEntered: () => boolean): Promise<void> {
   const menu = byId<HTMLDetailsElement>('search');
   const [input, list, status] = [byId<HTMLInputElement>('search-input'), byId('search-results'), byId('search-status')];
-  // Who types quickly may press Enter before there is anything to choose from: then it counts once there is.
-  let entered = false;
-  const wait = (event: KeyboardEvent) => (entered = event.key === 'Enter' && !event.isComposing);
-  input.addEventListener('keydown', wait);
   const entries = await collect(view);
-  input.removeEventListener('keydown', wait);
   let shown: Entry[] = [];
   let active = -1;
 
@@ -114,5 +110,5 @@ export async function setUpSearch(view: View, page: Page): Promise<void> {
     event.preventDefault();
   });
   update();
-  if (entered && shown[0]) go(shown[0]);
+  if (isEntered() && shown[0]) go(shown[0]);
 }
