@@ -1,17 +1,16 @@
 """Relation "participation" on the shipped path: what a reader of every public cell learns about the presence of one
-user. Exact transcript audit of relation "participation": every small world, the real planner, rational arithmetic.
-Residual clipping under "participation" on the shipped path: forced transcripts over four windows, exact.
+user.
 
 Black box, n = 20 000 towns per side (half of them tested, α = 1e-4, recorded tapes): user 1 of every town is present
 with all their events, or absent. The audit reads the noisy numbers of :func:`draw_participation` before they become
 ratios. At ε = 1 half the noise is bounded by about 1.4. Under zCDP the bound is on μ = √(2ρ): a Gaussian mechanism
 moves the probit of no event by more than that, and half the noise doubles it.
 
-A world says which cells each of 3 users visits in each of 3 windows; its neighbour lacks one of them altogether. Every
-window goes through the service's own plan and charge code, with what the worlds before it left of the budgets.
+Exact, every small world: it says which cells each of 3 users visits in each of 3 windows; its neighbour lacks one of
+them. Every window goes through the service's own plan and charge code, with what the windows before it left.
 
-One world is released with real noise, window after window: ledger, plan, ranges, draw, messages, memory. Its transcript
-is forced on the worlds that lack one user. Given the same outputs, their ranges and scales must be the same, and what
+Exact, residual clipping: one world is released with real noise, four windows long, as in the audit of values. It is
+forced on the worlds that lack one user. Given the same outputs, their ranges and scales must be the same, and what
 noise is added to may differ by no more than that user is charged. The first two windows give the ranges of the others.
 Planted bugs must show. No sampling; power 1.
 """
@@ -35,21 +34,9 @@ from stream.statistics.participation import draw as shipped_draw
 from stream.statistics.plan import ParticipationPart, Plan
 from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import WindowRows
+from tests.audit import worlds
 from tests.audit.blackbox import assert_private, epsilon_lower_bound, mu_lower_bound
 from tests.audit.shipped import Event, Towns
-from tests.audit.worlds import (
-    AREA,
-    OF_EPSILON,
-    OF_RHO,
-    config_of,
-    honest,
-    loss_between,
-    observe,
-    small_world,
-    small_zcdp_world,
-    worst_loss,
-    worst_shares,
-)
 from tests.dpcore.silence import Silence
 from tests.support.builders import bus_config, random_rows, riders, zcdp_config
 from tests.support.nightly import nightly, nightly_but
@@ -147,9 +134,9 @@ def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charg
     rows, unit = random_rows(seed, 120), 10**6 if build is pure else 10**9
     rows["user"][:30] = 1
     plan, contributions = planned(config, rows)
-    whole, worst = observe(plan, contributions), 0
+    whole, worst = worlds.observe(plan, contributions), 0
     for user, charge in zip(plan.users.tolist(), plan.charges.tolist(), strict=True):
-        lost = loss_between(whole, observe(*planned(config, rows[rows["user"] != user])))
+        lost = worlds.loss_between(whole, worlds.observe(*planned(config, rows[rows["user"] != user])))
         assert lost * unit <= charge <= config.privacy.ledger_grant
         worst = max(worst, lost * unit)
     tight = 0.99 if build is pure else 0.2  # if a weight is divided, the squares of its parts add up to less
@@ -162,13 +149,13 @@ def test_a_user_who_cannot_pay_is_exactly_absent(tmp_path, build, weight):
     that is enough, they differ, also those of the area."""
     config, rows = build(tmp_path, weight, **{"hexagons.resolution": 7}), random_rows(3, 100)
     users, charge = np.unique(rows["user"]), planned(config, rows)[0].charges[0]
-    without = observe(*planned(config, rows[rows["user"] != users[0]])).integers
+    without = worlds.observe(*planned(config, rows[rows["user"] != users[0]])).integers
     for left, absent in ((charge - 1, True), (charge, False)):
         budgets = np.full(len(users), config.privacy.ledger_budget)
         budgets[0] = left
         plan, contributions = planned(config, rows, budgets)
         assert (plan.charges[0] == 0) == absent
-        numbers = observe(plan, contributions).integers
+        numbers = worlds.observe(plan, contributions).integers
         for part in (numbers, numbers[-2:]) if weight == "area" else (numbers,):
             assert np.array_equal(part, without[-len(part) :]) == absent
 
@@ -196,7 +183,7 @@ def test_straight_lines_between_public_fixes_give_half_of_the_buses_their_mean_w
 
 def in_ranges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """The real planner with ranges of users' means that follow from earlier releases and differ between cells."""
-    plan = honest(counts, left, config)
+    plan = worlds.honest(counts, left, config)
     lower = 500 * np.arange(len(plan.cells))
     return msgspec.structs.replace(plan, participation=ParticipationPart(lower=lower, upper=lower + 3000))
 
@@ -204,11 +191,11 @@ def in_ranges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
 @pytest.mark.parametrize(
     ("planner", "weight", "statistics", "settings"),
     [
-        *((honest, *OF_EPSILON[at]) for at in (0, 3)),
-        (honest, "share", ["mean"], AREA),
-        (honest, "share", ["moving_mean", "p50"], {}),
+        *((worlds.honest, *worlds.OF_EPSILON[at]) for at in (0, 3)),
+        (worlds.honest, "share", ["mean"], worlds.AREA),
+        (worlds.honest, "share", ["moving_mean", "p50"], {}),
         (in_ranges, "user", ["mean", "p50"], {}),
-        *(nightly(honest, *OF_EPSILON[at]) for at in (1, 2)),
+        *(nightly(worlds.honest, *worlds.OF_EPSILON[at]) for at in (1, 2)),
         *(nightly(in_ranges, weight, ["mean", "p50"], {}) for weight in ("share", "sample")),
     ],
 )
@@ -216,23 +203,23 @@ def test_the_worst_loss_over_all_worlds_of_three_users_and_windows_is_the_budget
     tmp_path, planner, weight, statistics, settings, record_property
 ):
     """Ranges from earlier releases cost nothing, and the mean of the area is part of the budget."""
-    config = small_world(tmp_path, weight, statistics, **settings)
-    worst, charged = worst_loss(config, planner), Fraction(config.privacy.ledger_budget, 1_000_000)
+    config = worlds.small_world(tmp_path, weight, statistics, **settings)
+    worst, charged = worlds.worst_loss(config, planner), Fraction(config.privacy.ledger_budget, 1_000_000)
     record_property("loss", {"worst": float(worst), "charged": float(charged)})
     assert worst == charged
 
 
 @pytest.mark.parametrize(
     ("weight", "statistics", "settings"),
-    [*(OF_RHO[at] for at in (0, 3)), *(nightly(*OF_RHO[at]) for at in (1, 2, 4))],
+    [*(worlds.OF_RHO[at] for at in (0, 3)), *(nightly(*worlds.OF_RHO[at]) for at in (1, 2, 4))],
 )
 def test_the_worst_rho_over_all_worlds_is_the_budget_and_never_above(
     tmp_path, weight, statistics, settings, record_property
 ):
     """The individual filter under zCDP: Σ Δ²/(2σ²) of a user over their windows, in fractions, for every world."""
-    config = small_zcdp_world(tmp_path, weight, statistics, **settings)
+    config = worlds.small_zcdp_world(tmp_path, weight, statistics, **settings)
     budget = Fraction(config.privacy.ledger_budget, NANO)
-    worst = worst_loss(config, honest)
+    worst = worlds.worst_loss(config, worlds.honest)
     record_property("loss", {"worst": float(worst), "charged": float(budget)})
     assert worst <= budget
     assert worst > budget * Fraction(999, 1000), "the accounting is looser than it says"
@@ -247,7 +234,7 @@ def test_the_worst_rho_over_all_worlds_is_the_budget_and_never_above(
     ],
 )
 def test_no_user_loses_more_over_four_windows_than_they_are_charged(tmp_path, weight, accounting, record_property):
-    shares = worst_shares(config_of(tmp_path, weight, accounting))
+    shares = worlds.worst_shares(worlds.config_of(tmp_path, weight, accounting))
     record_property("loss", {"worst": float(max(shares)), "charged": 1.0})
     assert max(shares) <= 1
     assert max(shares) > Fraction(1, 2), "the audit found next to nothing"
@@ -265,4 +252,4 @@ def around_the_truth(read: WindowRows, *given: Any) -> Plan:
 
 def test_the_same_audit_catches_ranges_of_the_true_data(tmp_path):
     with pytest.raises(AssertionError, match="looked at this window"):
-        worst_shares(config_of(tmp_path, "share", "pure"), around_the_truth)
+        worlds.worst_shares(worlds.config_of(tmp_path, "share", "pure"), around_the_truth)

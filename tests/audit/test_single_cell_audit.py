@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import dpcore.single_cell.mean
-import dpcore.single_cell.range_mean
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
+from dpcore.single_cell import mean, range_mean
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import (
     AutoMean,
@@ -154,7 +153,7 @@ SIMPLE = [(Baseline, (2, 1), 4), (PooledMinimax, (3, 1), 4), (ArrayAveraging, (2
 @pytest.mark.parametrize(("make", "m", "upper"), RANGES + SIMPLE + SET)
 def test_no_output_of_any_small_cell_costs_a_user_more_than_their_charge(make, m, upper, monkeypatch):
     """Averages are whole quanta: the proof holds for every public granularity, and a coarse one can be enumerated."""
-    for module in (dpcore.single_cell.mean, dpcore.single_cell.range_mean):
+    for module in (mean, range_mean):
         monkeypatch.setattr(module, "GRID", 1)
     mechanism = make(upper)
     plan = mechanism.plan(np.array(m), 2 * MICRO)

@@ -1,18 +1,14 @@
-"""Relation "values" on the shipped path: what a reader of all numbers of a window learns about the values of one user.
-Transcripts of several due windows and a short budget show neither what was due at which look, nor which worker looked.
+"""Relation "values" on the shipped path: what a reader of all numbers learns about the values of one user.
 
 Black box: two windows in which one user of every town has all values 0, or all at U. n = 20 000 samples per side, half
 of them tested at α = 1e-4 (:mod:`tests.audit.blackbox`); at ε = 1 spread over up to four numbers half the noise is
 bounded by about 1.3 to 1.6, and the tape is recorded.
 
-Every way in which three windows become due, over the worker's own service, the real protocol and a real server: all at
-once, one by one, while a window is drawn. The budget pays for two of the three.
+Transcripts of three due windows, over the worker's own service, the real protocol and a real server, show neither what
+was due at which look, nor which worker looked. The budget pays for two of the three.
 
-Relation "values" under pure ε, under zCDP and with rolling grants on the shipped path: forced transcripts over three
-windows, in exact arithmetic.
-
-One world is released with real noise, window after window: ledger, plan, draw, messages, memory. Its transcript is
-forced on worlds in which one user has other values everywhere. Given the same outputs, their plans must be the same
+Exact: one world is released with real noise, window after window: ledger, plan, draw, messages, memory. Its transcript
+is forced on worlds in which one user has other values everywhere. Given the same outputs, their plans must be the same
 bytes, and what they add noise to may differ by no more than that user is charged: Σ Δ²·s²/(2t²), under pure ε Σ Δ·s/t,
 over the integers and scales that the shipped draw combines. No sampling; power 1. Planted bugs must show.
 """

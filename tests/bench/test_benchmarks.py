@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -44,15 +45,6 @@ def hexveil_bench(*arguments: str) -> Result:
     return CliRunner().invoke(benchmarks, arguments)
 
 
-@pytest.fixture
-def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(quick: bool) -> None:
-        raise AssertionError("measured")
-
-    for module in (mechanisms, range_intervals):
-        monkeypatch.setattr(module, "run", run)
-
-
 def test_every_benchmark_of_the_source_tree_is_named_and_has_the_one_shape():
     modules = {each.name: import_module(f"bench.{each.name}") for each in pkgutil.iter_modules(bench.__path__)}
     runs = {name: module.run for name, module in modules.items() if hasattr(module, "run")}
@@ -73,7 +65,6 @@ def test_quick_figures_are_marked_and_without_quick_the_full_size_is_run(argumen
     assert figures == {"benchmark": "mechanisms", "quick": quick, "asked": quick}
 
 
-@pytest.mark.usefixtures("nothing_is_measured")
 @pytest.mark.parametrize(
     ("arguments", "quick", "said"),
     [
@@ -86,6 +77,8 @@ def test_quick_figures_are_marked_and_without_quick_the_full_size_is_run(argumen
     ],
 )
 def test_misuse_is_exit_2_and_says_what_is_right(arguments, quick, said, monkeypatch):
+    for module in (mechanisms, range_intervals):
+        monkeypatch.setattr(module, "run", Mock(side_effect=AssertionError("measured")))
     monkeypatch.setenv("HEXVEIL_BENCH_QUICK", quick)
     result = hexveil_bench(*arguments)
     assert result.exit_code == 2

@@ -172,10 +172,10 @@ def test_a_python_that_is_too_old_is_told_with_the_way_to_name_another(bare, tmp
 def test_a_machine_that_has_everything_hears_nothing(bare):
     commands = ("java", "mvn", "curl", "redis-server", "promtool", "kcat", "ogr2ogr")
     missing = [name for name in commands if not shutil.which(name)]
-    if not shutil.which("chromium-headless-shell") and not shutil.which("chromium"):
-        missing.append("chromium")
-    if not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"):
-        missing.append("mosquitto")
+    missing += [] if any(map(shutil.which, ("chromium-headless-shell", "chromium"))) else ["chromium"]
+    missing += (
+        [] if shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin") else ["mosquitto"]
+    )
     if missing:
         pytest.skip(f"this machine lacks {', '.join(missing)}")
     done = prepare("test", dict(os.environ) | {"HOME": bare["HOME"], "PYTHON": sys.executable})

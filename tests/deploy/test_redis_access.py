@@ -106,10 +106,8 @@ async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_
     hexveil, guarded, kafka, topic_name, tmp_path
 ):
     feed = {
-        "feed.name": topic_name,
-        "feed.topic": topic_name,
+        **dict.fromkeys(("feed.name", "feed.topic", "kafka.group"), topic_name),
         "kafka.bootstrap": kafka,
-        "kafka.group": topic_name,
         "privacy.user_key_file": str(tmp_path / "user.key"),
         "operator.port": str(free_port()),
         "window.lateness": "event-time",

@@ -57,10 +57,8 @@ def test_every_command_of_the_page_does_what_the_page_says(
     addresses["127[.]0[.]0[.]1:6066"] = f"127.0.0.1:{operator}"
     few = {r"--vehicles \d+": "--vehicles 20", r"--trials \d+": "--trials 1", r"(--sweep \w+=)[\d.,]+,": r"\1"}
     environment = {
-        "HEXVEIL_FEED__NAME": topic_name,
-        "HEXVEIL_FEED__TOPIC": topic_name,
+        **dict.fromkeys(("HEXVEIL_FEED__NAME", "HEXVEIL_FEED__TOPIC", "HEXVEIL_KAFKA__GROUP"), topic_name),
         "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
-        "HEXVEIL_KAFKA__GROUP": topic_name,
         "HEXVEIL_REDIS__URL": redis_url,
         "HEXVEIL_PUBLIC__PORT": str(public),
         "HEXVEIL_OPERATOR__PORT": str(operator),

@@ -12,17 +12,7 @@ from scipy import stats
 
 from dpcore import noise as sampler
 from dpcore.gaussian import discrete_gaussian, gaussian_half_width
-from dpcore.noise import (
-    PART,
-    PARTS,
-    WHOLE,
-    Groups,
-    Inversion,
-    Noise,
-    interval_half_width,
-    part_tails,
-    whole_tails,
-)
+from dpcore.noise import PART, PARTS, WHOLE, Groups, Inversion, Noise, interval_half_width, part_tails, whole_tails
 from tests.support.tapes import Geometric, recorded
 
 N = 200_000

@@ -125,10 +125,8 @@ def test_schemas_are_in_the_wheel(desk):
 def test_a_worker_and_a_dashboard_run_from_the_wheel(desk, kafka, redis_url, topic_name):
     public, operator = free_port(), free_port()
     desk.environment |= {
-        "HEXVEIL_FEED__NAME": topic_name,
-        "HEXVEIL_FEED__TOPIC": topic_name,
+        **dict.fromkeys(("HEXVEIL_FEED__NAME", "HEXVEIL_FEED__TOPIC", "HEXVEIL_KAFKA__GROUP"), topic_name),
         "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
-        "HEXVEIL_KAFKA__GROUP": topic_name,
         "HEXVEIL_REDIS__URL": redis_url,
         "HEXVEIL_PUBLIC__PORT": str(public),
         "HEXVEIL_OPERATOR__PORT": str(operator),

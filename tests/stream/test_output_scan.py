@@ -23,18 +23,8 @@ from stream.messages.message import REJECTED, WINDOW
 from stream.storage.keys import FeedKeys
 from tests.support.builders import riders_config, zcdp_config
 from tests.support.nightly import nightly, nightly_but
-from tests.support.scanning import (
-    HOURS,
-    START,
-    Clock,
-    Hourly,
-    Swallowing,
-    Transcript,
-    event,
-    observe,
-    recorded,
-    worker_parts,
-)
+from tests.support.scanning import HOURS, START, Clock, Hourly, Swallowing, Transcript, event, observe, worker_parts
+from tests.support.tapes import recorded
 
 BOX = {"south": 30.2, "west": -97.8, "north": 30.4, "east": -97.6}
 PLACES = [(30.25, -97.75), (30.3, -97.7), (30.35, -97.65), (30.28, -97.62)]
@@ -195,7 +185,7 @@ async def test_under_one_noise_tape_only_noisy_numbers_of_their_cells_differ(con
     # Neither what adapts to noisy numbers nor what is smoothed over cells stays within their cells.
     config = with_speed(config.model_copy(update={"histogram": None}), post_processing=(), clipping="none")
     for history in (crowd, together(crowd, takes_part, speaks_rubbish, comes_late)):
-        with worker_parts(monkeypatch, recorded) as clock:
+        with worker_parts(monkeypatch, lambda: recorded(5)) as clock:
             runs.append(await observe(config, redis, history, clock, look=False))
     changed: set[str] = set()
     for place in runs[0].records:

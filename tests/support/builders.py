@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -79,12 +79,12 @@ def with_histograms(relation: str, tmp_path: Path, mechanisms: list[str] | None 
         settings["histogram.euler"] = {"rows": 8, "columns": 8, "diameter_m": 4000.0}
     if relation != "values":
         settings |= {"hexagons.resolution": 7, "feed.domain": box}
+    settings |= overrides
     if relation == "zcdp":
-        return zcdp_config(
-            tmp_path, 0.5, 12.0, **{k: v for k, v in (settings | overrides).items() if k != "privacy.budget"}
-        )
+        del settings["privacy.budget"]
+        return zcdp_config(tmp_path, 0.5, 12.0, **settings)
     file = {"values": hourly.BUS, "participation": hourly.RIDERS}[relation]
-    return load_config(file, **(settings | overrides))
+    return load_config(file, **settings)
 
 
 def located_rows(seed: int, n: int, users: int = 12, slot: int = SLOT) -> np.ndarray:
@@ -103,20 +103,14 @@ def located(rows: np.ndarray, seed: int) -> np.ndarray:
 
 def random_rows(seed: int, n: int, users: int = 12, places: int = 6, slot: int = SLOT, hours: int = 1) -> np.ndarray:
     """``n`` rows of a random small city; distinct (user, time)."""
-    return _city(seed, n, users, places, slot, lambda rng: rng.choice(hours * 3_600_000, n, replace=False))
+    return _rows(seed, n, users, _row_of(places), slot, lambda rng: rng.choice(hours * 3_600_000, n, replace=False))
 
 
 def uneven_rows(seed: int, n: int = 1200, users: int = 40, slot: int = SLOT) -> np.ndarray:
     """Rows of a city with a dense middle and a sparse rim: 40 hexagons, half of the rows in two of them."""
-    rng = np.random.default_rng(seed)
-    cells = [h3.str_to_int(cell) for cell in sorted(h3.grid_disk(h3.latlng_to_cell(30.3, -97.7, 7), 4))[:40]]
-    rows = np.zeros(n, dtype=ROW)
-    share = np.r_[0.25, 0.25, np.full(38, 0.5 / 38)]
-    rows["cell"] = rng.choice(np.array(cells, dtype=np.uint64), n, p=share)
-    rows["user"] = rng.integers(1, users + 1, n)
-    rows["time"] = slot * 1_000_000 + rng.choice(3_600_000, n, replace=False).astype(np.int64) * 1000
-    rows["value"] = rng.integers(0, 6500, n)
-    return rows
+    cells, share = sorted(h3.grid_disk(h3.latlng_to_cell(30.3, -97.7, 7), 4))[:40], np.full(40, 0.5 / 38)
+    share[:2] = 0.25
+    return _rows(seed, n, users, cells, slot, lambda rng: rng.choice(3_600_000, n, replace=False), 6500, share)
 
 
 def pinned_rows(seed: int, n: int, users: int = 12, slot: int = SLOT) -> np.ndarray:
@@ -127,20 +121,22 @@ def pinned_rows(seed: int, n: int, users: int = 12, slot: int = SLOT) -> np.ndar
 @cache
 def _pinned(seed: int, n: int, users: int, slot: int) -> np.ndarray:
     """The rows, whose moments take a fifth of a second to draw."""
-    return _city(seed, n, users, 6, slot, lambda rng: rng.permutation(3_600_000)[:n])
+    return _rows(seed, n, users, _row_of(6), slot, lambda rng: rng.permutation(3_600_000)[:n])
 
 
-def _city(
-    seed: int, n: int, users: int, places: int, slot: int, moments: Callable[[np.random.Generator], np.ndarray]
+def _row_of(places: int) -> list[str]:
+    return [h3.latlng_to_cell(30.2 + 0.05 * k, -97.7, 7) for k in range(places)]
+
+
+def _rows(
+    seed: int, n: int, users: int, cells: list[str], slot: int, moments: Any, fastest: int = 9000, share: Any = None
 ) -> np.ndarray:
-    """``moments`` draws n distinct milliseconds after the slot's start."""
-    rng = np.random.default_rng(seed)
-    cells = [h3.str_to_int(h3.latlng_to_cell(30.2 + 0.05 * k, -97.7, 7)) for k in range(places)]
-    rows = np.zeros(n, dtype=ROW)
-    rows["cell"] = rng.choice(np.array(cells, dtype=np.uint64), n)
+    """``moments`` draws n distinct milliseconds after the slot's start; a cell has its ``share``, by default equal."""
+    rng, rows = np.random.default_rng(seed), np.zeros(n, dtype=ROW)
+    rows["cell"] = rng.choice(np.array([h3.str_to_int(cell) for cell in cells], dtype=np.uint64), n, p=share)
     rows["user"] = rng.integers(1, users + 1, n)
     rows["time"] = slot * 1_000_000 + moments(rng).astype(np.int64) * 1000
-    rows["value"] = rng.integers(0, 9000, n)
+    rows["value"] = rng.integers(0, fastest, n)
     return rows
 
 

@@ -28,15 +28,10 @@ def make_config(
     **window: object,
 ) -> Config:
     """A small bus feed of recordings; ``feed`` and ``window`` are further keys of their sections."""
+    domain = {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2}
     return Config(
         relation="values",
-        feed={
-            "name": "bus",
-            "topic": topic,
-            "timezone": "America/Chicago",
-            "domain": {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2},
-        }
-        | dict(feed or {}),
+        feed={"name": "bus", "topic": topic, "timezone": "America/Chicago", "domain": domain, **(feed or {})},
         window={"lateness": "event-time"} | window,
         privacy={"epsilon": 2.0, "budget": 48.0},
         hexagons={"resolution": resolution},
@@ -52,19 +47,14 @@ def messages(count: int, seed: int = 0) -> list[bytes]:
     rng = np.random.default_rng(seed)
     lat, lng = rng.uniform(30.1, 30.5, count), rng.uniform(-97.9, -97.6, count)
     seconds, speed = rng.integers(0, 3 * 3600, count), rng.integers(0, 6500, count)
-    return [
-        b"rubbish" if i % 11 == 10 else event(f"bus-{i % 40}", *of)
-        for i, of in enumerate(
-            zip(START_MS + seconds * 1000 + np.arange(count) % 1000, lat, lng, speed / 100, strict=True)
-        )
-    ]
+    fixes = zip(START_MS + seconds * 1000 + np.arange(count) % 1000, lat, lng, speed / 100, strict=True)
+    return [b"rubbish" if i % 11 == 10 else event(f"bus-{i % 40}", *fix) for i, fix in enumerate(fixes)]
 
 
 def event(user: str, time_ms: float, lat: float = 30.2, lng: float = -97.7, speed: float = 20.0) -> bytes:
     """A canonical event."""
-    return json.dumps(
-        {"user": user, "time": int(time_ms), "lat": float(lat), "lng": float(lng), "speed": float(speed)}
-    ).encode()
+    place = {"lat": float(lat), "lng": float(lng), "speed": float(speed)}
+    return json.dumps({"user": user, "time": int(time_ms)} | place).encode()
 
 
 def array(*events: bytes) -> bytes:

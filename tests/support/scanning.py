@@ -40,6 +40,7 @@ from stream.windows import CLOCK_MARGIN_US, read_through
 from tests.support import feeding
 from tests.support.feeding import administering, produce, until
 from tests.support.releasing import GENERATION
+from tests.support.tapes import recorded
 from tests.support.topics_reader import read_topics
 
 HOUR = 3600
@@ -95,7 +96,7 @@ class Swallowing(Noise):
 
     def __init__(self) -> None:
         super().__init__()
-        self.plain = recorded()
+        self.plain = recorded(5)
 
     def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
         return self.plain.discrete_laplace(numerator, denominator, size).view(_Overwhelming)
@@ -104,18 +105,8 @@ class Swallowing(Noise):
         return self.plain.exponential(np.zeros_like(costs), *scale, **kept)
 
 
-def _swallowed(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """``draw(counts, …, noise)`` with counts that its noise swallowed."""
-    return lambda counts, *rest: draw(np.zeros_like(counts), *rest)
-
-
 def _swallowing_gaussian(noise: Swallowing, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
     return discrete_gaussian(noise.plain, numerator, denominator, size).view(_Overwhelming)
-
-
-def recorded() -> Noise:
-    """The same noise in every run."""
-    return Noise(np.random.default_rng(5).bytes)
 
 
 @dataclass
@@ -157,7 +148,8 @@ def worker_parts(monkeypatch: pytest.MonkeyPatch, noise: Callable[[], Noise]) ->
                     patch.setattr(module, "discrete_gaussian", _swallowing_gaussian)
                 for draw in (noisy_counts, draw_counts):
                     if hasattr(module, draw.__name__):
-                        patch.setattr(module, draw.__name__, _swallowed(draw))
+                        swallowed = lambda counts, *rest, draw=draw: draw(np.zeros_like(counts), *rest)  # noqa: E731
+                        patch.setattr(module, draw.__name__, swallowed)
         yield clock
 
 

@@ -11,15 +11,7 @@ import pytest
 import dpcore.spatial
 from bench.not_private import best_non_private, leaky
 from dpcore.noise import Noise
-from dpcore.spatial import (
-    Auto,
-    Domain,
-    E2EPriv,
-    GridHistogram,
-    PartitionHistogram,
-    Singular,
-    SparseHierarchy,
-)
+from dpcore.spatial import Auto, Domain, E2EPriv, GridHistogram, PartitionHistogram, Singular, SparseHierarchy
 from dpcore.spatial.hierarchy import SMALL_CELLS
 from dpcore.spatial.histogram import Histogram, HistogramError
 from dpcore.spatial.queries import answer, integral_image

@@ -30,7 +30,7 @@ from dpcore.spatial import (
 )
 from dpcore.spatial.domain import DomainError
 from dpcore.spatial.grids import haar, inverse_haar
-from dpcore.spatial.htf import QUANTUM, RankedCells, search, split_costs
+from dpcore.spatial.htf import QUANTUM, RankedCells, search, split_costs, split_sensitivity
 from dpcore.spatial.mechanism import choose, noisy_counts
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
@@ -171,12 +171,17 @@ def test_the_search_finds_the_least_cost_on_either_side():
 
 
 class Told(Asked):
-    """Chooses what costs least, and keeps what a choice asks for, and the factor of costs in its exponent."""
+    """Chooses what costs least, and keeps what a choice asks for, and the factor of costs in each exponent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choices: list[Fraction] = []
 
     def exponential(self, costs: Any, numerator: int, denominator: int, *, offsets: Any = None, **_: Any) -> Any:
         self.asked = costs, numerator, denominator
-        self.rates.append(Fraction(int(numerator), int(denominator)))
-        return np.array([each.argmin() for each in ([costs] if offsets is None else np.split(costs, offsets[1:-1]))])
+        groups = [costs] if offsets is None else np.split(costs, offsets[1:-1])
+        self.choices += [Fraction(int(numerator), int(denominator))] * len(groups)
+        return np.array([each.argmin() for each in groups])
 
 
 def test_the_points_of_a_user_cost_each_draw_and_choice_as_much_as_that_many_times_less_epsilon():
@@ -186,7 +191,25 @@ def test_the_points_of_a_user_cost_each_draw_and_choice_as_much_as_that_many_tim
         one, four = Told(), Told()
         for points, noise in ((1, one), (4, four)):
             MECHANISMS[name].fit(counts, Domain.unit_cells(16, 16), points * MICRO, noise, points)
-        assert list(map(float, four.rates)) == pytest.approx(list(map(float, one.rates)), rel=0.01, abs=0), name
+        for of_four, of_one in ((four.rates, one.rates), (four.choices, one.choices)):
+            assert list(map(float, of_four)) == pytest.approx(list(map(float, of_one)), rel=0.01, abs=0), name
+
+
+def test_all_draws_and_choices_of_a_fit_cost_together_what_its_boxes_have_spent():
+    """Of one point: a choice costs twice its sensitivity times the factor of its exponent."""
+    counts, domain = 5 * some_counts(np.random.default_rng(1), (16, 16)), Domain.unit_cells(16, 16)
+    for name, sensitivity in {"ag": 0, "quadtree": 0, "sparse": 0, "kdtree": 1, "htf": split_sensitivity(1)}.items():
+        noise = Told()
+        spent = MECHANISMS[name].tree(counts, domain, MICRO, noise, 1).spent
+        assert sum(noise.rates) + 2 * sensitivity * sum(noise.choices) == Fraction(int(spent.sum()), MICRO), name
+    for name in ("e2epriv", "e2epriv relative"):
+        noise = Told()
+        MECHANISMS[name].fit(counts, domain, MICRO, noise, 1)
+        (total, *_, of_block), (choice,) = noise.rates, noise.choices
+        assert total + 2 * E2EPriv.cost_sensitivity(1) * choice + of_block == 1
+    looks = Told()
+    search(np.arange(12), np.array([0, 5, 12]), MICRO, 7, looks)
+    assert 7 * sum(looks.rates) == 2, "both groups pay the whole epsilon"
 
 
 def test_a_choice_of_any_sensitivity_can_be_drawn_and_costs_move_by_what_its_exponent_says():

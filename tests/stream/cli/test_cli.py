@@ -9,12 +9,15 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 import typer
 
@@ -31,7 +34,7 @@ from stream.local.kafka import REPO_ROOT
 from stream.messages.topics import KEPT_PERIODS, kept, topic_plans
 from tests.support import hourly
 from tests.support.builders import SLOT, riders_config, zcdp_config
-from tests.support.command import run as hexveil
+from tests.support.command import run
 
 BUS, RIDERS = str(hourly.BUS), str(hourly.RIDERS)
 SOURCE = hourly.BUS.read_text(encoding="utf-8")
@@ -52,11 +55,11 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_check_says_what_is_promised_and_how_many_windows_the_budget_pays():
-    report = json.loads(hexveil("check", "--config", BUS, "--json").stdout)
+    report = json.loads(run("check", "--config", BUS, "--json").stdout)
     assert report["windows_with_full_epsilon"] == report["windows_per_period"] == 24
     assert report["worst_error"]["value"] == 65.0, "U times two statistics over epsilon 2"
     assert report["worst_error"]["variance"] == 65.0**2
-    riders = json.loads(hexveil("check", "--config", RIDERS, "--json").stdout)
+    riders = json.loads(run("check", "--config", RIDERS, "--json").stdout)
     assert riders["windows_with_full_epsilon"] == 8
     assert "worst_error" not in riders, "noise does not follow from counts there"
     assert riders["cells"] == 312
@@ -65,31 +68,31 @@ def test_check_says_what_is_promised_and_how_many_windows_the_budget_pays():
 @pytest.mark.parametrize("relation", ["values", "participation"])
 def test_init_writes_a_configuration_that_check_accepts_makes_no_folder_and_never_overwrites(tmp_path, relation):
     file = tmp_path / "mine.toml"
-    hexveil("init", str(file), "--relation", relation)
-    hexveil("check", "--config", str(file))
-    assert hexveil("init", str(file), code=2).stderr.startswith("hexveil: ")
-    hexveil("init", str(file), "--force")
-    assert "folder" in hexveil("init", tmp_path / "nowhere" / "mine.toml", code=2).output
+    run("init", str(file), "--relation", relation)
+    run("check", "--config", str(file))
+    assert run("init", str(file), code=2).stderr.startswith("hexveil: ")
+    run("init", str(file), "--force")
+    assert "folder" in run("init", tmp_path / "nowhere" / "mine.toml", code=2).output
 
 
 @pytest.mark.usefixtures("desk")
 def test_servers_that_do_not_answer_are_exit_3_with_a_remedy():
-    findings = json.loads(hexveil("doctor", "--config", BUS, "--json", code=3).stdout)
+    findings = json.loads(run("doctor", "--config", BUS, "--json", code=3).stdout)
     failed = [finding for finding in findings if not finding["ok"]]
     assert {finding["check"] for finding in failed} == {"redis", "kafka"}
     assert all(finding["remedy"] for finding in failed)
-    hexveil("ledger", "show", "--config", BUS, code=3)
+    run("ledger", "show", "--config", BUS, code=3)
 
 
 def test_offline_replay_writes_releases_to_stdout_and_the_outcome_to_stderr_and_a_ledger_in_a_folder_outlives_it(desk):
     with (desk / "day.ndjson").open("a") as day:
         day.write("not json\n")
     command = ("replay", "day.ndjson", "--offline", "--config", BUS)
-    result = hexveil(*command)
+    result = run(*command)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["topic"] for line in lines] == ["hexveil.hexagon-speed.v1", "hexveil.window.v1"]
     assert "1 refused" in result.stderr
-    first, again = (hexveil(*command, "--state", "ledger", "--json") for _ in range(2))
+    first, again = (run(*command, "--state", "ledger", "--json") for _ in range(2))
     assert len(first.stdout.splitlines()) == 2
     assert again.stdout == ""
     assert json.loads(again.stderr)["already_released"] == 1
@@ -97,11 +100,11 @@ def test_offline_replay_writes_releases_to_stdout_and_the_outcome_to_stderr_and_
 
 def test_which_windows_participation_releases_offline_depends_on_the_named_span_alone(desk):
     (desk / "none.ndjson").write_text("")
-    assert "--from" in hexveil("replay", "day.ndjson", "--offline", "--config", RIDERS, code=2).stderr
+    assert "--from" in run("replay", "day.ndjson", "--offline", "--config", RIDERS, code=2).stderr
     span = ("--from", "2017-03-21T06:00", "--until", "2017-03-21T09:00")
     windows = []
     for name in ("day.ndjson", "none.ndjson"):
-        released = hexveil("replay", name, "--offline", "--config", RIDERS, *span).stdout
+        released = run("replay", name, "--offline", "--config", RIDERS, *span).stdout
         lines = [json.loads(line) for line in released.splitlines()]
         windows.append([(line["headers"]["ce_id"], line["key"]) for line in lines])
     assert windows[0] == windows[1]
@@ -110,11 +113,11 @@ def test_which_windows_participation_releases_offline_depends_on_the_named_span_
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_every_command_has_help(subject):
-    assert len(hexveil(subject, "--help").stdout) > 100
+    assert len(run(subject, "--help").stdout) > 100
 
 
 def test_the_version_is_that_of_the_mathematics():
-    assert hexveil("--version").stdout.startswith(f"hexveil {__version__} (Python 3.")
+    assert run("--version").stdout.startswith(f"hexveil {__version__} (Python 3.")
 
 
 @pytest.mark.parametrize(("alone", "code"), [(None, 0), ("1.2.0", 0), ("1.1.0", 1)])
@@ -126,7 +129,7 @@ def test_mathematics_of_another_version_beside_the_service_are_refused(alone, co
         return installed
 
     monkeypatch.setattr(stream.cli, "version", version)
-    said = hexveil("init", str(tmp_path / "mine.toml"), code=code).output
+    said = run("init", str(tmp_path / "mine.toml"), code=code).output
     assert ("pip uninstall hexveil hexveil-dpcore" in said) == bool(code)
 
 
@@ -150,6 +153,23 @@ def test_an_interrupt_that_python_loses_while_a_process_starts_is_remembered():
     assert "Exception ignored" in done.stderr, "Python lost the first interrupt"
     assert done.stderr.endswith("KeyboardInterrupt\n"), "the second one ended the program"
     assert done.returncode != 0
+
+
+def test_a_forked_command_says_the_same_in_its_folder_and_nothing_of_it_is_left_when_it_is_killed(hexveil, desk):
+    """Within 80 ms from its start a command is asked for, forked, and told to whoever asked."""
+    words = ("check", "--config", "day.ndjson")  # which is there, and no configuration
+    done = subprocess.run([*hexveil, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, run(*words, code=2).stderr)
+    for seconds in (*np.arange(0, 0.08, 0.01), None):
+        with subprocess.Popen([*hexveil, "worker", "--config", BUS], stderr=subprocess.PIPE) as asked:
+            time.sleep(seconds or 0)
+            assert seconds is not None or any(b"redis does not answer" in line for line in asked.stderr)
+            asked.kill()
+        assert asked.returncode == -9
+    deadline = time.monotonic() + 60
+    while sum(process.info["cwd"] == str(desk) for process in psutil.process_iter(["cwd"])) > 1:  # this one is there
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 SPAN = ["--from", "2017-03-21", "--until", "2017-03-22"]
@@ -180,7 +200,7 @@ def test_a_configuration_that_cannot_be_used_is_refused_by_every_command(desk, m
     monkeypatch.delenv("HEXVEIL_REDIS__URL")
     write(desk / "bad.toml")
     for command in ("check", "worker", "serve", "doctor", "topics create", "ledger show", "evaluate day.ndjson"):
-        assert says in hexveil(*command.split(), "--config", "bad.toml", code=2).output.replace("\n", " "), command
+        assert says in run(*command.split(), "--config", "bad.toml", code=2).output.replace("\n", " "), command
 
 
 @pytest.mark.parametrize(
@@ -199,7 +219,7 @@ def test_a_configuration_that_cannot_be_used_is_refused_by_every_command(desk, m
 def test_an_environment_that_says_nonsense_is_refused(desk, monkeypatch, name, value, says, command):
     monkeypatch.setenv(name, value)
     span = SPAN if command.startswith("replay") else []
-    assert says in hexveil(*command.split(), "--config", RIDERS, *span, code=2).output
+    assert says in run(*command.split(), "--config", RIDERS, *span, code=2).output
 
 
 @pytest.mark.parametrize("key", ["folder", "file", "nowhere/deeper/key", "file/key"])
@@ -208,7 +228,7 @@ def test_a_user_key_that_cannot_be_kept_is_refused(desk, monkeypatch, key, comma
     (desk / "file").chmod(0o644)
     monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", key)
     code = 0 if key.startswith("nowhere") else 2
-    said = hexveil(*command.split(), "--config", BUS, code=code).output
+    said = run(*command.split(), "--config", BUS, code=code).output
     assert code == 0 or "key" in said
 
 
@@ -230,7 +250,7 @@ def test_a_recording_that_is_broken_or_cannot_be_read_is_wrong_usage_and_named(d
     for name, content in RECORDINGS.items():
         if content is not None:
             (desk / name).write_bytes(content)
-        assert f"hexveil: {name}" in hexveil(*command.split(), name, "--config", BUS, code=2).output
+        assert f"hexveil: {name}" in run(*command.split(), name, "--config", BUS, code=2).output
 
 
 HISTOGRAM = '\n[histogram]\nmechanisms = ["ug"]\nepsilon = 1.0\n'
@@ -249,7 +269,7 @@ HISTOGRAM = '\n[histogram]\nmechanisms = ["ug"]\nepsilon = 1.0\n'
 )
 def test_a_sweep_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(desk, sweep, says):
     (desk / "hexveil.toml").write_text(SOURCE + HISTOGRAM)
-    said = hexveil("evaluate", "day.ndjson", "--sweep", *sweep.split(), code=2).output
+    said = run("evaluate", "day.ndjson", "--sweep", *sweep.split(), code=2).output
     assert says in said.replace("\n", " ")
     assert "validation error" not in said
     assert "pydantic" not in said
@@ -257,7 +277,7 @@ def test_a_sweep_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(
 
 @pytest.mark.parametrize("extra", ["--speed 2", "--order file", "--state file", "--state file/deeper"])
 def test_an_offline_replay_refuses_a_ledger_that_cannot_be_kept_and_options_that_say_how_events_are_sent(desk, extra):
-    said = hexveil("replay", "day.ndjson", "--offline", "--config", BUS, *extra.split(), code=2).output
+    said = run("replay", "day.ndjson", "--offline", "--config", BUS, *extra.split(), code=2).output
     assert ("--state" if "--state" in extra else "--speed and --order") in said
 
 
@@ -271,7 +291,7 @@ def test_an_area_that_is_none_of_this_feed_is_refused_before_anything_starts(des
     (desk / "area.geojson").write_text(json.dumps({"type": "Polygon", "coordinates": coordinates}))
     monkeypatch.setenv("HEXVEIL_PARTICIPATION__GEOJSON", "area.geojson")
     span = SPAN if command.startswith("replay") else []
-    said = hexveil(*command.split(), "--config", RIDERS, *span, code=2).output
+    said = run(*command.split(), "--config", RIDERS, *span, code=2).output
     assert "participation.geojson" in said
 
 
@@ -283,13 +303,13 @@ def test_a_file_of_credentials_that_cannot_be_read_is_refused_with_its_key(desk,
     monkeypatch.setenv("HEXVEIL_KAFKA__USERNAME", "worker")
     monkeypatch.setenv("HEXVEIL_KAFKA__PASSWORD_FILE", "nowhere")
     monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # the recording is of 2017
-    assert "kafka.password_file" in hexveil(*command.split(), "--config", BUS, code=2).output
+    assert "kafka.password_file" in run(*command.split(), "--config", BUS, code=2).output
 
 
 @pytest.mark.parametrize("command", ["doctor", "doctor --json", "ledger show"])
 def test_a_password_of_redis_is_not_shown(desk, monkeypatch, command):
     monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://worker:geheim@127.0.0.1:9/0")
-    said = hexveil(*command.split(), "--config", BUS, code=3).output
+    said = run(*command.split(), "--config", BUS, code=3).output
     assert "redis://***@127.0.0.1:9/0" in said
     assert "geheim" not in said
 
@@ -387,14 +407,14 @@ def test_retention_is_what_the_code_keeps(tmp_path):
 def test_the_command_writes_the_sheet(tmp_path):
     file = tmp_path / "promise.html"
     check = ("check", "-c", str(REPO_ROOT / "config" / "riders-live.toml"), "--sheet")
-    said = hexveil(*check, str(file)).stdout
+    said = run(*check, str(file)).stdout
     assert "a day ε 4, a week ε 12.3, 28 days ε 29.41, a year ε 190.5" in " ".join(said.split())
     assert file.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert ".html" in hexveil(*check, "promise.pdf", code=2).stderr
+    assert ".html" in run(*check, "promise.pdf", code=2).stderr
 
 
 def output(*arguments: str) -> str:
-    return hexveil("check", *arguments).stdout
+    return run("check", *arguments).stdout
 
 
 def rules(config: str) -> dict[str, dict[str, Any]]:

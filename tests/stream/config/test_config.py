@@ -501,10 +501,10 @@ def test_a_live_map_is_fresh_within_a_minute_and_its_budget_lasts(relation, row,
 
 
 def test_the_typical_map_of_a_small_fleet_says_so_and_is_charged_as_a_live_one(tmp_path):
-    for kind in ("live", "typical"):
-        written(tmp_path / f"{kind}.toml", VALUES, 300, kind)
-    live, typical = (load_config(tmp_path / f"{kind}.toml") for kind in ("live", "typical"))
-    file = tmp_path / "typical.toml"
+    files = [tmp_path / f"{kind}.toml" for kind in ("live", "typical")]
+    for file in files:
+        written(file, VALUES, 300, file.stem)
+    live, typical = map(load_config, files)
     assert (typical.public.map, typical.hexagons.resolution, typical.window.slot) == ("typical", 7, timedelta(hours=1))
     assert typical.privacy == live.privacy
     assert "Typical, not live: the page opens on what each hour is usually like" in checked(file)

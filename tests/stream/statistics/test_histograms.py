@@ -21,12 +21,7 @@ from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest
 from stream.statistics import window_release
 from stream.statistics.histograms.fixes import fixes_of
-from stream.statistics.histograms.histograms import (
-    contributing,
-    draw_histograms,
-    exact_counts,
-    region_domain,
-)
+from stream.statistics.histograms.histograms import contributing, draw_histograms, exact_counts, region_domain
 from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.values.cell_statistics import worst_biases
 from stream.statistics.values.draw import exact_values
@@ -36,14 +31,7 @@ from tests.support import hourly, releasing
 from tests.support.builders import EVERY_MECHANISM, SLOT, bus_config, located_rows, random_rows, with_histograms
 from tests.support.command import run
 from tests.support.nightly import nightly_but
-from tests.support.releasing import (
-    bodies_of,
-    build_messages,
-    components_of,
-    planned,
-    planned_with_fixes,
-    released,
-)
+from tests.support.releasing import bodies_of, build_messages, components_of, planned, planned_with_fixes, released
 from tests.support.schemas import validate
 
 RELATIONS = ["values", "participation"]
