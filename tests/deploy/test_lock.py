@@ -173,9 +173,8 @@ def test_a_machine_that_has_everything_hears_nothing(bare):
     commands = ("java", "mvn", "curl", "redis-server", "promtool", "kcat", "ogr2ogr")
     missing = [name for name in commands if not shutil.which(name)]
     missing += [] if any(map(shutil.which, ("chromium-headless-shell", "chromium"))) else ["chromium"]
-    missing += (
-        [] if shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin") else ["mosquitto"]
-    )
+    if not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"):
+        missing.append("mosquitto")
     if missing:
         pytest.skip(f"this machine lacks {', '.join(missing)}")
     done = prepare("test", dict(os.environ) | {"HOME": bare["HOME"], "PYTHON": sys.executable})
