@@ -248,6 +248,19 @@ async def test_every_menu_can_be_read_on_a_phone_and_a_tablet(translated):
     await page.keyboard.press("Escape")
 
 
+SMALL = """() => document.querySelector('.bar').append(...['a', 'b'].map((name) => Object.assign(
+  document.createElement('button'), { ariaLabel: name, style: 'all: unset; width: 9px; height: 9px' })))"""
+
+
+@pytest.mark.nightly
+async def test_two_buttons_that_are_too_small_to_be_hit_are_found(browser, config):
+    async with page_of(browser, config, window(config, 0)) as (page, _):
+        await no_violation(page)
+        await page.evaluate(SMALL)
+        with pytest.raises(AssertionError, match="target-size"):
+            await no_violation(page)
+
+
 SMALLEST_LETTERS = """() => {
   const size = (element) => parseFloat(getComputedStyle(element).fontSize) * (element.currentCSSZoom ?? 1);
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);

@@ -4,15 +4,12 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
 import h3
 import pytest
-import pytest_asyncio
 from aiohttp import ClientSession, TCPConnector
-from aiohttp.test_utils import TestClient
 from playwright.async_api import Route, expect
 
 from dpcore.noise import Noise
@@ -158,31 +155,22 @@ async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_
     assert drawn["mean"]["interval"][0] <= drawn["mean"]["value"] <= drawn["mean"]["interval"][1]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def asked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestClient]:
-    """A service without windows, for all tests that only ask."""
-    async with served(city_config(tmp_path_factory.mktemp("city")), []) as client:
-        yield client
+NO_RINGS = {
+    **dict.fromkeys(["", "1,2,3,4", "1,2,3,4,5", "1,2,3,4,5,6,7"], "is not a list of three or more pairs"),
+    "1,2,1,2,1,2": "different positions and no area",
+    "1,2,3,91,5,6": "not a place on Earth",
+    "1,2,3,nan,5,6": "is not a list",
+    "1,2,3,<b>,5,6": "is not a list",
+    ",".join(["1,2"] * (MOST_CORNERS + 1)): "has 101 corners, more than 100",
+}
 
 
-@pytest.mark.parametrize(
-    ("ring", "said"),
-    [
-        ("", "is not a list of three or more pairs"),
-        ("1,2,3,4", "is not a list of three or more pairs"),
-        ("1,2,3,4,5", "is not a list of three or more pairs"),
-        ("1,2,3,4,5,6,7", "is not a list of three or more pairs"),
-        ("1,2,1,2,1,2", "different positions and no area"),
-        ("1,2,3,91,5,6", "not a place on Earth"),
-        ("1,2,3,nan,5,6", "is not a list"),
-        ("1,2,3,<b>,5,6", "is not a list"),
-        (",".join(["1,2"] * (MOST_CORNERS + 1)), "has 101 corners, more than 100"),
-    ],
-)
-async def test_a_ring_that_is_none_is_refused_with_its_reason(asked, ring, said):
-    answer = await asked.get("/api/v1/area", params={"ring": ring})
-    assert (answer.status, answer.content_type) == (400, "application/problem+json")
-    assert said in (await answer.json())["title"]
+async def test_a_ring_that_is_none_is_refused_with_its_reason(config):
+    async with served(config, []) as client:
+        for ring, said in NO_RINGS.items():
+            answer = await client.get("/api/v1/area", params={"ring": ring})
+            assert (answer.status, answer.content_type) == (400, "application/problem+json"), ring
+            assert said in (await answer.json())["title"]
 
 
 @needs_chromium
