@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
@@ -80,8 +80,9 @@ async def opened(
     init: str = "",
     **options: Any,
 ) -> AsyncIterator[Page]:
-    """The dashboard once it is painted. ``init``: a script that runs before those of the page. Fails at its end if a
-    request went to another server or, unless ``errors``, an error was logged.
+    """The dashboard once it is painted. ``clock``: the server's, of which the screen's is a day behind. ``init``: a
+    script that runs before those of the page. Fails at its end if a request went to another server or, unless
+    ``errors``, an error was logged.
     """
     requests: list[str] = []
     logged: list[str] = []
@@ -98,7 +99,7 @@ async def opened(
         if init:
             await page.add_init_script(init)
         if clock is not None:
-            await page.clock.set_fixed_time(clock)
+            await page.clock.set_fixed_time(clock - timedelta(days=1))
             await stands_at(page, clock)
         await page.goto(f"{origin}/{place}")
         await page.wait_for_selector("html[data-ready]")

@@ -23,6 +23,7 @@ from playwright.async_api import Browser, Page, expect
 
 from stream.config import Config
 from stream.messages.message import Message
+from stream.messages.topics import create_topics
 from stream.serve.api import make_app
 from stream.serve.static_files import check_basemap
 from tests.stream.serve.browser import (
@@ -57,7 +58,7 @@ from tests.stream.serve.city import (
     windows,
 )
 from tests.stream.serve.made_windows import histogram_message
-from tests.stream.serve.serving import followed, origin_of, page_of, publish, served, serving
+from tests.stream.serve.serving import followed, origin_of, page_of, publish, served
 from tests.support.nightly import nightly
 from tests.support.street_tiles import archive
 from tests.support.tapes import recording
@@ -281,15 +282,6 @@ async def test_the_badge_says_how_old_the_newest_window_is(shown):
     page = shown.page
     await expect(page.locator("#badge")).to_have_attribute("data-state", "stale")
     await expect(page.locator("#badge")).to_contain_text(re.compile(r"Stale: the last window ended \d+ years ago"))
-
-
-@pytest.mark.nightly
-async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_comes(browser, on_kafka):
-    async with followed(browser, on_kafka, []) as page:
-        await expect(page.locator("#empty")).to_contain_text("No window was released yet")
-        await publish(on_kafka.kafka.bootstrap, window(on_kafka, 0))
-        await shows(page, 0)
-        await expect(page.locator("#empty")).to_be_hidden()
 
 
 async def test_an_address_shows_the_same_place_window_and_statistic_again(browser, day):
@@ -679,17 +671,25 @@ async def test_hostile_words_in_messages_and_addresses_stay_words(browser, confi
         assert await page.title() == "Hexveil"
 
 
-async def test_a_server_that_comes_back_is_followed_again(browser, on_kafka, unused_tcp_port):
+async def test_before_the_first_window_and_without_its_server_the_page_says_so_and_then_follows_again(
+    browser, on_kafka, unused_tcp_port
+):
+    """A screen reader is told when windows stop, and not every few seconds which one is shown."""
     config = on_kafka
-    async with serving(config, windows(config, [USUAL_DAY])):
-        pass
+    await create_topics(config)
     origin = f"http://127.0.0.1:{unused_tcp_port}"
     first = await started(config, unused_tcp_port)
     async with opened(browser, origin, errors=True) as page:
+        badge, status = page.locator("#badge"), page.locator("#status")
+        await expect(page.locator("#empty")).to_contain_text("No window was released yet")
+        await publish(config.kafka.bootstrap, window(config, 0))
         await shows(page, 0)
+        await expect(page.locator("#empty")).to_be_hidden()
+        await expect(page.locator("#window-text")).to_have_attribute("aria-live", "off")
+        await expect(status).to_contain_text("Tue, 21 Mar 2017, 07:00–08:00")
         await first.cleanup()
-        badge = page.locator("#badge")
         await expect(badge).to_have_attribute("data-state", "offline")
+        await expect(status).to_have_text(await page.locator("#badge-text").inner_text())
         await publish(config.kafka.bootstrap, window(config, 1))
         second = await started(config, unused_tcp_port)
         try:

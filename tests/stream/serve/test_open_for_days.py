@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from datetime import UTC, datetime
 from pathlib import Path
 
 import h3
@@ -13,7 +12,7 @@ from playwright.async_api import Route, expect
 from bench.dashboard import window_of
 from stream.config import Config
 from stream.messages.message import Message
-from tests.stream.serve.browser import needs_chromium, opened, pixels, pixels_of, repainted, shows, stands_at, step
+from tests.stream.serve.browser import needs_chromium, opened, pixels, pixels_of, repainted, shows, step
 from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config, closed, window, windows
 from tests.stream.serve.made_places import city_files
 from tests.stream.serve.serving import append, in_sight, origin_of, page_of, serving_file
@@ -274,26 +273,6 @@ async def test_within_the_hour_an_open_page_drops_windows_that_the_server_forgot
         await page.route("**/dashboard/settings", upgraded)
         await page.clock.fast_forward(HOURS_MS)
         await page.wait_for_function("() => !window.isOld && document.documentElement.dataset.ready === 'true'")
-
-
-@pytest.mark.nightly
-async def test_ages_are_those_of_the_servers_clock_however_wrong_that_of_the_screen_is(browser, config):
-    async with page_of(browser, config, window(config, 0)) as (page, _):
-        await expect(page.locator("#badge")).to_have_attribute("data-state", "stale")
-        await stands_at(page, datetime(2017, 3, 21, 13, 5, tzinfo=UTC))
-        await page.reload()
-        await expect(page.locator("#badge-text")).to_have_text("Up to date: the last window ended 5 minutes ago")
-
-
-@pytest.mark.nightly
-async def test_a_reader_is_told_that_windows_stopped_and_not_every_few_seconds_which_one_is_shown(browser, config):
-    async with page_of(browser, config, window(config, 0), errors=True) as (page, client):
-        shown = page.locator("#window-text")
-        await expect(shown).to_have_attribute("aria-live", "off")
-        await expect(page.locator("#status")).to_contain_text("Tue, 21 Mar 2017, 07:00–08:00")
-        await client.close()
-        await expect(page.locator("#badge")).to_have_attribute("data-state", "offline")
-        await expect(page.locator("#status")).to_have_text(await page.locator("#badge-text").inner_text())
 
 
 NO_STORAGE = """Object.defineProperty(window, 'localStorage', {
