@@ -284,7 +284,7 @@ async def test_the_badge_says_how_old_the_newest_window_is(shown):
     await expect(page.locator("#badge")).to_contain_text(re.compile(r"Stale: the last window ended \d+ years ago"))
 
 
-async def test_an_address_shows_the_same_place_window_and_statistic_again(browser, day):
+async def test_an_address_shows_the_same_place_window_and_statistic_again_or_says_that_its_window_is_gone(browser, day):
     place = f"#at=12.50/30.2500/-97.7000&window=2017-03-21T13:00:00Z&statistic=mean&colours=now&cell={STEADY}"
     async with opened(browser, origin_of(day.client), place) as page:
         await shows(page, 1)
@@ -297,6 +297,9 @@ async def test_an_address_shows_the_same_place_window_and_statistic_again(browse
         moved = await fields(page)
         await reloaded(page)
         assert await fields(page) == moved
+        await revisit(page, "#window=2016-01-01T00:00:00Z")
+        await expect(page.locator("#empty")).to_contain_text("This window is not kept here")
+        assert await page.evaluate("document.documentElement.dataset.window") == ""
 
 
 @pytest.mark.nightly
