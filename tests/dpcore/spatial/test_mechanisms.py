@@ -49,7 +49,8 @@ def some_counts(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
 
 
 def test_every_mechanism_answers_near_the_truth_when_noise_is_nearly_absent():
-    """For the whole box and, but for "uniform", for blocks of a town that is dense in its middle."""
+    """For the whole box and, but for "uniform", for blocks of a town that is dense in its middle. Cuts of "htf
+    published" have a fixed epsilon: 4000 fits were at most 640 off; a single box for all is 2095 off."""
     for name, shape in itertools.product(MECHANISMS, [(1, 1), (1, 9), (8, 8), (13, 5), (40, 33)]):
         if name.startswith("e2epriv") and min(shape) < 8:
             continue  # its tuning queries need as many cells
@@ -61,7 +62,8 @@ def test_every_mechanism_answers_near_the_truth_when_noise_is_nearly_absent():
     np.add.at(town, tuple(np.clip(np.random.default_rng(1).normal(8, 2.0, (2, 4000)), 0, 15.99).astype(int)), 1)
     for name in MECHANISMS.keys() - {"uniform"}:
         answers = MECHANISMS[name].fit(town, Domain.unit_cells(16, 16), 10**10, Noise()).answers(blocks)
-        assert answers == pytest.approx(answer(image_of(town), blocks), abs=400), name
+        most = 1200 if name == "htf published" else 100
+        assert answers == pytest.approx(answer(image_of(town), blocks), abs=most), name
 
 
 def test_points_empty_or_not_give_a_histogram_that_survives_its_release():
