@@ -16,6 +16,7 @@ from playwright.async_api import Page, Route, expect
 
 from bench.dashboard import streets, window_of
 from tests.stream.serve.browser import (
+    HIGH_WALL,
     LAPTOP,
     PHONE,
     fields,
@@ -177,7 +178,9 @@ async def test_three_views_and_of_the_difference_only_what_noise_does_not_explai
         await expect(page.locator("#details")).to_contain_text(f"Typical at this hour: {value:.0f} km/h")
 
 
-@pytest.mark.parametrize(("size", "kind"), [(PHONE, "typical"), (LAPTOP, "live"), nightly(WIDE, "typical")])
+@pytest.mark.parametrize(
+    ("size", "kind"), [(PHONE, "typical"), (LAPTOP, "live"), nightly(WIDE, "typical"), nightly(HIGH_WALL, "live")]
+)
 async def test_a_map_is_called_what_it_is(browser, tmp_path, size, kind):
     """To the server it is five minutes after the newest window. Whatever is on display, what is typical is not called
     live, nor the reverse."""
