@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,11 @@ class Swallowing(Noise):
         return self.plain.exponential(np.zeros_like(costs), *scale, **kept)
 
 
+def _swallowed(draw: Callable[..., Any], counts: Any, *rest: Any) -> Any:
+    """What ``draw`` gives for counts that its noise swallowed."""
+    return draw(np.zeros_like(counts), *rest)
+
+
 def _swallowing_gaussian(noise: Swallowing, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
     return discrete_gaussian(noise.plain, numerator, denominator, size).view(_Overwhelming)
 
@@ -148,8 +154,7 @@ def worker_parts(monkeypatch: pytest.MonkeyPatch, noise: Callable[[], Noise]) ->
                     patch.setattr(module, "discrete_gaussian", _swallowing_gaussian)
                 for draw in (noisy_counts, draw_counts):
                     if hasattr(module, draw.__name__):
-                        swallowed = lambda counts, *rest, draw=draw: draw(np.zeros_like(counts), *rest)  # noqa: E731
-                        patch.setattr(module, draw.__name__, swallowed)
+                        patch.setattr(module, draw.__name__, partial(_swallowed, draw))
         yield clock
 
 
