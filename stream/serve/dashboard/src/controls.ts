@@ -171,6 +171,7 @@ export function setUpCity(view: View, settings: Settings, page: Page): void {
       () => byId('search-input').focus(),
       () => {
         ready = null;
+        entered = false;
         byId('search-status').textContent = say('failed.server');
       },
     );
